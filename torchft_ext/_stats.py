@@ -24,7 +24,9 @@ class Stats(TypedDict):
         stuck_threads: the number of threads that did not end and were abandoned.
         descriptors: the number open in the process, including those in private tables of the
             library's threads.
-        counters: the engine's own.
+        counters: the engine's own. "shared_plans" is the digest of its table of plans in shared
+            memory; "shared_line", "shared_once", "shared_slices" and "shared_chunks" count what
+            each plan ran.
         monitor: the peer monitor's counters; None if the engine has none.
         engine: "host", or "nccl" if the group has no other engine.
     """

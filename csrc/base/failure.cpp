@@ -98,6 +98,11 @@ std::string wordsThatCallersMatch(const Failure& failure) {
   return "";
 }
 
+// Members differ in what they come with, not in what they have issued.
+bool isOfForming(const Failure& failure) {
+  return failure.op == "configure";
+}
+
 std::string nextStepInJob(const Failure& failure) {
   std::string again = "recover() the elastic job";
   if (failure.in_job == InJob::kOfOneView) {
@@ -107,7 +112,7 @@ std::string nextStepInJob(const Failure& failure) {
   } else if (failure.in_job == InJob::kMadeAnew) {
     again += ", and take the group that it makes from job.managed_group()";
   }
-  if (failure.kind == FailureKind::kMismatch) {
+  if (failure.kind == FailureKind::kMismatch && !isOfForming(failure)) {
     return "make all ranks issue the same operations in the same order, then " + again;
   }
   if (failure.kind == FailureKind::kInternal) {
@@ -129,6 +134,7 @@ std::string nextStep(const Failure& failure) {
     case FailureKind::kStoreLost:
       return "call configure() again, with a store that can be reached";
     case FailureKind::kMismatch:
+      if (isOfForming(failure)) return "correct this, then " + again;
       return "make all ranks issue the same operations in the same order, then " + again;
     case FailureKind::kRendezvous:
       if (failure.cause.rank < 0 || failure.cause.rank == failure.rank)

@@ -108,6 +108,7 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
   const HostEngineOptions options_;
   const Incarnation incarnation_;
   const Kind kind_;
+  const std::shared_ptr<SharedUse> use_ = std::make_shared<SharedUse>();
   EventLoop loop_;
   std::shared_ptr<Listener> listener_;    // set by open()
   std::shared_ptr<PeerMonitor> monitor_;  // set by open(); null: none could be started
@@ -189,7 +190,12 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
       {"callback_threads", static_cast<int64_t>(callbackThreads().threads)},
       {"most_callback_threads", static_cast<int64_t>(callbackThreads().most_threads)},
       {"monitor", monitor_ ? 1 : 0},
+      {"shared_plans", static_cast<int64_t>(options_.plans.digest())},
   };
+  for (size_t plan = 0; plan < kSharedPlans; ++plan) {
+    all.emplace_back(std::string("shared_") + toString(static_cast<SharedPlan>(plan)),
+                     static_cast<int64_t>(use_->by_plan[plan].load(std::memory_order_relaxed)));
+  }
   if (!monitor_) return all;
   const MonitorStats stats = monitor_->stats();
   all.emplace_back("monitor_private_tables", stats.private_tables ? 1 : 0);
@@ -218,6 +224,8 @@ std::shared_ptr<HostGeneration> HostEngine::startGeneration(
   setup.lifecycle = lifecycle;
   setup.local_sockets = options_.local_sockets;
   setup.tuning = options_.tuning;
+  setup.plans = options_.plans;
+  setup.use = use_;
   setup.deadline = deadline;
   setup.connect_by = deadline;
   if (const Duration limit = options_.heartbeat_limit; limit > Duration::zero()) {
@@ -502,7 +510,8 @@ std::string HostEngineOptions::key() const {
   return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) +
          "|" + std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) +
          "|" + std::to_string(tuning.small_bytes) + "|" + std::to_string(tuning.direct_world) +
-         "|" + (local_sockets ? "local" : "tcp") + "|" + (shared_memory ? "shm" : "");
+         "|" + (local_sockets ? "local" : "tcp") + "|" + (shared_memory ? "shm" : "") + "|" +
+         std::to_string(plans.digest());
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "host/schedule.h"
+#include "host/shared_plans.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -22,6 +23,7 @@ struct HostEngineOptions {
   bool shared_memory = true;  // for collectives of members that all run on one host
   Duration heartbeat_limit = std::chrono::seconds(5);  // 0: off
   ScheduleTuning tuning;
+  SharedPlanTable plans;  // equal on all members that share memory
 
   std::string key() const;  // equal: may share one engine
 };

@@ -114,7 +114,7 @@ void HostGeneration::start(FormingCallbacks callbacks) {
     return;
   }
   if (SharedGreeting::isFor(setup_.roster))
-    greeting_ = std::make_unique<SharedGreeting>(*setup_.loop, rank(), size());
+    greeting_ = std::make_unique<SharedGreeting>(*setup_.loop, rank(), size(), setup_.plans);
   Mesh::Callbacks mesh_callbacks;
   mesh_callbacks.arrived = [this](int rank, Channel channel, UniqueFd fd) {
     channelArrived(rank, channel, std::move(fd));
@@ -176,7 +176,15 @@ void HostGeneration::addChannel(int rank, Channel channel, UniqueFd fd) {
   if (connections_.allStand()) allChannelsStand();
 }
 
+// False: the generation has failed, before this member said its barrier.
+bool HostGeneration::plansAreEqual() {
+  const auto other = greeting_ ? greeting_->otherPlans() : std::nullopt;
+  if (other) failPeer(other->rank, FailureKind::kMismatch, other->how);
+  return !other;
+}
+
 void HostGeneration::allChannelsStand() {
+  if (!plansAreEqual()) return;
   state_ = State::kBarrier;
   const std::vector<Connection*> control = connections_.along(kControl);
   ScheduleRunner::Callbacks callbacks;
@@ -245,7 +253,7 @@ void HostGeneration::passIfPassedBy(const FrameHeader& final_frame) {
 void HostGeneration::becomeUp(bool shared) {
   state_ = State::kUp;
   const auto memory = std::exchange(shared_memory_, nullptr);
-  if (shared && memory) startLane(memory);
+  if (shared && memory) startLane(memory, greeting_->fewCores());
   if (greeting_ && !lane_) tellThatMemoryIsNotShared();
   greeting_.reset();
   // first: the monitor may know at once that the generation has ended
@@ -267,7 +275,7 @@ std::function<bool(EventLoop::Task)> HostGeneration::poster() const {
   };
 }
 
-void HostGeneration::startLane(std::shared_ptr<SharedMemory> memory) {
+void HostGeneration::startLane(std::shared_ptr<SharedMemory> memory, bool few_cores) {
   const std::weak_ptr<HostGeneration> weak = weak_from_this();
   const auto post = poster();
   SharedLane::Callbacks callbacks;
@@ -287,8 +295,9 @@ void HostGeneration::startLane(std::shared_ptr<SharedMemory> memory) {
       if (const auto self = weak.lock()) self->nudge(peer);
     });
   };
-  lane_ = std::make_shared<SharedLane>(std::move(memory), rank(), size(), setup_.lifecycle,
-                                       traffic_, std::move(callbacks));
+  SharedLane::Terms terms{setup_.plans.plansFor(size(), few_cores), few_cores, setup_.use};
+  lane_ = std::make_shared<SharedLane>(std::move(memory), rank(), size(), std::move(terms),
+                                       setup_.lifecycle, traffic_, std::move(callbacks));
   collectives_ = lane_.get();
   setup_.lifecycle->subscribe([lane = std::weak_ptr<SharedLane>(lane_)](const FailurePtr&) {
     if (const auto alive = lane.lock()) alive->wakeExecutor();

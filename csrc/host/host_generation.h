@@ -64,7 +64,9 @@ struct HostGenerationSetup {
   std::shared_ptr<Lifecycle> lifecycle;
   bool local_sockets = true;  // connect through them where a peer offers one
   ScheduleTuning tuning;
-  Deadline deadline = Deadline::never();  // of forming
+  SharedPlanTable plans;
+  std::shared_ptr<SharedUse> use = std::make_shared<SharedUse>();  // of the engine's generations
+  Deadline deadline = Deadline::never();                           // of forming
   // All members have come: a connection that does not stand by then cannot be made.
   Deadline connect_by = Deadline::never();
 };
@@ -150,7 +152,8 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void passIfPassedBy(const FrameHeader& final_frame);
   bool allShareMemory() const;
   void becomeUp(bool shared);
-  void startLane(std::shared_ptr<SharedMemory> memory);
+  void startLane(std::shared_ptr<SharedMemory> memory, bool few_cores);
+  bool plansAreEqual();
   std::function<bool(EventLoop::Task)> poster() const;
   void tellThatMemoryIsNotShared() const;
   void nudge(int rank);

@@ -11,6 +11,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr size_t kBlock = 4096;                // of a reduction: stays in the first cache
+constexpr size_t kCacheLine = 64;              // moved at least: has whole items
 constexpr size_t kCopied = size_t{128} << 10;  // between two looks at the budget
 
 uint64_t mix(uint64_t value) {
@@ -36,14 +37,15 @@ void SharedExecution::begin(const Operation& operation) {
   mark_.number = number_;
   mark_.history = history_;
   mark_.signature = signatureOf(operation);
-  program_.emplace(operation, rank_, size_, board_.slotBytes(), position_);
+  program_.emplace(operation, rank_, size_, board_.slotBytes(), plans_, position_);
   instructions_.clear();
   next_ = 0;
 }
 
-SharedExecution::State SharedExecution::run(size_t* budget) {
+SharedExecution::State SharedExecution::run(size_t* budget, size_t instructions) {
   while (true) {
     for (; next_ < instructions_.size(); ++next_) {
+      if (instructions-- == 0) return State::kTurn;
       if (!carryOut(instructions_[next_], budget)) return state_;
     }
     instructions_.clear();
@@ -56,6 +58,8 @@ SharedExecution::State SharedExecution::run(size_t* budget) {
 
 void SharedExecution::finish() {
   position_ = program_->position();
+  if (const auto plan = program_->plan())
+    use_->by_plan[static_cast<size_t>(*plan)].fetch_add(1, std::memory_order_relaxed);
   program_.reset();
   ++number_;
   history_ = mix(history_ ^ mark_.signature) + number_;
@@ -159,7 +163,8 @@ bool SharedExecution::moveSome(SharedInstruction& instruction, size_t* budget) {
     state_ = State::kTurn;
     if (*budget == 0) return false;
     const size_t most = instruction.kind == Kind::kReduce ? kBlock : kCopied;
-    const size_t bytes = std::min(instruction.bytes, most);
+    const size_t allowed = std::max(*budget / kCacheLine, size_t{1}) * kCacheLine;
+    const size_t bytes = std::min({instruction.bytes, most, allowed});
     uint8_t* to = writable(instruction.to);
     if (instruction.kind == Kind::kCopy) {
       std::memcpy(to, readable(instruction.from, instruction.from.rank), bytes);

@@ -4,7 +4,11 @@
 // Owner: the lane. One thread at a time. It never blocks.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +20,11 @@
 
 namespace torchft_ext {
 
+// How many exchanges each plan has run, barriers left out. Any thread.
+struct SharedUse {
+  std::array<std::atomic<uint64_t>, kSharedPlans> by_plan{};
+};
+
 class SharedExecution {
  public:
   enum class State : uint8_t {
@@ -26,12 +35,16 @@ class SharedExecution {
     kNoMemory,
   };
 
-  SharedExecution(SharedBoard& board, int rank, int size)
-      : board_(board), rank_(rank), size_(size) {}
+  // use: of the process.
+  SharedExecution(SharedBoard& board, int rank, int size, SharedPlans plans,
+                  std::shared_ptr<SharedUse> use)
+      : board_(board), rank_(rank), size_(size), plans_(std::move(plans)), use_(std::move(use)) {}
 
   // An exchange of its own for the others. The operation outlives it.
   void begin(const Operation& operation);
-  State run(size_t* budget);
+  // budget: bytes that it may move; what is left of it comes back. It also stops after so many
+  // instructions.
+  State run(size_t* budget, size_t instructions = std::numeric_limits<size_t>::max());
 
   int peer() const { return peer_; }
   const std::string& how() const { return how_; }
@@ -60,6 +73,8 @@ class SharedExecution {
   SharedBoard& board_;
   const int rank_;
   const int size_;
+  const SharedPlans plans_;
+  const std::shared_ptr<SharedUse> use_;
   const Operation* operation_ = nullptr;
   std::optional<SharedProgram> program_;
   std::vector<SharedInstruction> instructions_;  // of this round

@@ -10,23 +10,17 @@
 #include <system_error>
 #include <utility>
 
+#include "host/cores.h"
 #include "host/shared_board.h"
+#include "net/frame.h"
 #include "net/local_address.h"
 
 namespace torchft_ext {
 namespace {
 
-constexpr size_t kMostMembers = 64;
-constexpr uint8_t kHere = 1;
-constexpr uint8_t kNothing = 0;
-
-// All slots of a generation fit into a third-level cache of 8 MiB.
-size_t slotBytesOf(int size) {
-  constexpr size_t kKibi = 1024;
-  if (size <= 4) return 256 * kKibi;
-  if (size <= 8) return 128 * kKibi;
-  return std::max<size_t>(32, 1024 / static_cast<size_t>(size)) * kKibi;
-}
+constexpr size_t kGreetingBytes =
+    sizeof(uint8_t) + sizeof(uint16_t) + sizeof(SharedPlanTable::Digests);
+constexpr int kMostCores = 65535;
 
 bool listensLocally(const MemberRecord& member) {
   return std::any_of(member.addresses.begin(), member.addresses.end(),
@@ -38,15 +32,17 @@ bool listensLocally(const MemberRecord& member) {
 }  // namespace
 
 bool SharedGreeting::isFor(const Roster& roster) {
-  return roster.members.size() > 1 && roster.members.size() <= kMostMembers &&
+  return roster.members.size() > 1 && roster.members.size() <= kMostSharing &&
          std::all_of(roster.members.begin(), roster.members.end(), [](const MemberRecord& member) {
            return member.shares_memory && listensLocally(member);
          });
 }
 
-SharedGreeting::SharedGreeting(EventLoop& loop, int rank, int size) : loop_(loop) {
-  memory_ = SharedMemory::reserve(size, SharedBoard::regionBytes(slotBytesOf(size)), &why_);
+SharedGreeting::SharedGreeting(EventLoop& loop, int rank, int size, const SharedPlanTable& plans)
+    : loop_(loop), rank_(rank), size_(size) {
+  memory_ = SharedMemory::reserve(size, SharedBoard::regionBytes(sharedSlotBytes(size)), &why_);
   if (memory_ && !memory_->mapOwn(rank, &why_)) memory_.reset();
+  greetings_[rank] = {memory_ != nullptr, usableCores(), plans.digests()};
 }
 
 SharedGreeting::~SharedGreeting() {
@@ -61,9 +57,28 @@ void SharedGreeting::greet(int peer, UniqueFd channel, std::function<void(Unique
   waiting_[peer] = {std::move(channel), std::move(met)};
 }
 
+std::string SharedGreeting::encode(const Greeting& greeting) {
+  ByteWriter writer;
+  writer.u8(greeting.shares ? 1 : 0);
+  writer.u16(static_cast<uint16_t>(std::min(greeting.cores, kMostCores)));
+  for (const uint32_t digest : greeting.plans) writer.u32(digest);
+  return writer.take();
+}
+
+std::optional<SharedGreeting::Greeting> SharedGreeting::decode(std::string_view bytes) {
+  ByteReader reader(bytes);
+  Greeting greeting;
+  greeting.shares = reader.u8() == 1;
+  greeting.cores = reader.u16();
+  for (uint32_t& digest : greeting.plans) digest = reader.u32();
+  return reader.atEnd() ? std::optional(greeting) : std::nullopt;
+}
+
 void SharedGreeting::say(int channel) {
-  uint8_t said = memory_ ? kHere : kNothing;
-  iovec data{&said, 1};
+  Greeting own = greetings_[rank_];
+  own.shares = memory_ != nullptr;
+  std::string bytes = encode(own);
+  iovec data{bytes.data(), bytes.size()};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -78,54 +93,84 @@ void SharedGreeting::say(int channel) {
     const int descriptor = memory_->ownDescriptor();
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
   }
-  if (::sendmsg(channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1) return;
+  // The first bytes of a connection: its buffer takes all of them.
+  const ssize_t sent = ::sendmsg(channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent == static_cast<ssize_t>(bytes.size())) return;
   // Over TCP, or with too many descriptors under way. A channel that has ended tells of that
   // itself.
   cannot("its descriptor could not be passed: " +
          std::error_code(errno, std::generic_category()).message());
-  said = kNothing;
-  if (::send(channel, &said, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) return;
+  own.shares = false;
+  bytes = encode(own);
+  const ssize_t said = ::send(channel, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (said != static_cast<ssize_t>(bytes.size())) return;
 }
 
 void SharedGreeting::hear(int peer) {
   const auto found = waiting_.find(peer);
-  if (found == waiting_.end()) return;
-  UniqueFd descriptor;
-  if (!receive(found->second.channel.get(), &descriptor)) return;
+  if (found == waiting_.end() || !receive(found->second)) return;
   Waiting met = std::move(found->second);
   waiting_.erase(found);
   loop_.unwatch(met.channel.get());
-  if (!descriptor) {
+  const auto greeting = decode(met.heard);
+  if (greeting) greetings_[peer] = *greeting;
+  if (!greeting || !greeting->shares || !met.descriptor) {
     cannot("rank " + std::to_string(peer) + " passed no memory");
   } else if (memory_) {
     std::string why;
-    if (!memory_->mapPeer(peer, std::move(descriptor), &why))
+    if (!memory_->mapPeer(peer, std::move(met.descriptor), &why))
       cannot("the memory of rank " + std::to_string(peer) + ": " + why);
   }
   met.met(std::move(met.channel));
 }
 
-// One byte: what follows is the connection's.
-bool SharedGreeting::receive(int channel, UniqueFd* descriptor) {
-  uint8_t said = kNothing;
-  iovec data{&said, 1};
+// No byte more: what follows is the connection's.
+bool SharedGreeting::receive(Waiting& from) {
+  std::array<char, kGreetingBytes> bytes;
+  iovec data{bytes.data(), bytes.size() - from.heard.size()};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> control{};
   message.msg_control = control.data();
   message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one
-  const ssize_t count = ::recvmsg(channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t count = ::recvmsg(from.channel.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
-  const cmsghdr* header = count == 1 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (count <= 0) return true;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
   const bool passed = header != nullptr && header->cmsg_level == SOL_SOCKET &&
                       header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int));
-  if (!passed) return true;
-  int got = -1;
-  std::memcpy(&got, CMSG_DATA(header), sizeof(int));
-  UniqueFd held(got);
-  if (said == kHere) *descriptor = std::move(held);
-  return true;
+  if (passed) {
+    int got = -1;
+    std::memcpy(&got, CMSG_DATA(header), sizeof(int));
+    from.descriptor = UniqueFd(got);
+  }
+  from.heard.append(bytes.data(), static_cast<size_t>(count));
+  return from.heard.size() == kGreetingBytes;
+}
+
+bool SharedGreeting::fewCores() const {
+  return std::any_of(greetings_.begin(), greetings_.end(),
+                     [this](const auto& each) { return each.second.cores < size_; });
+}
+
+std::optional<SharedGreeting::OtherPlans> SharedGreeting::otherPlans() const {
+  const auto first = greetings_.begin();
+  const auto other = std::find_if(first, greetings_.end(), [&](const auto& each) {
+    return each.second.plans != first->second.plans;
+  });
+  if (other == greetings_.end()) return std::nullopt;
+  std::map<uint32_t, std::string> ranks;  // by digest
+  for (const auto& [rank, greeting] : greetings_) {
+    std::string& named = ranks[digestOf(greeting.plans)];
+    named += (named.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  std::string how = "its plans of collectives in shared memory differ for " +
+                    nameDifferences(first->second.plans, other->second.plans);
+  for (const auto& [digest, named] : ranks)
+    how += "; digest " + std::to_string(digest) + " on ranks " + named;
+  how += "; give all members the same TORCHFT_EXT_SHARED_MEMORY_PLANS";
+  return OtherPlans{other->first, how};
 }
 
 void SharedGreeting::cannot(const std::string& why) {

@@ -1,7 +1,5 @@
 #include "host/shared_lane.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -19,31 +17,24 @@ constexpr size_t kLookBytes = size_t{256} << 10;  // between two looks at the li
 constexpr auto kTurnMayTake = std::chrono::microseconds(500);
 // How long the loop looks for a peer before it lets itself be called.
 constexpr auto kLookFor = std::chrono::microseconds(50);
-constexpr auto kLookForInCrowd = std::chrono::microseconds(2);
+constexpr auto kLookForWithFewCores = std::chrono::microseconds(2);
 constexpr size_t kMostSpare = 16;
 constexpr int kSpins = 200;
-constexpr int kSpinsInCrowd = 5;
+constexpr int kSpinsWithFewCores = 5;
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
-
-int processors() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  return CPU_COUNT(&allowed);
-}
 
 }  // namespace
 
-SharedLane::SharedLane(std::shared_ptr<SharedMemory> memory, int rank, int size,
+SharedLane::SharedLane(std::shared_ptr<SharedMemory> memory, int rank, int size, Terms terms,
                        std::shared_ptr<Lifecycle> lifecycle, std::shared_ptr<Traffic> traffic,
                        Callbacks callbacks)
     : lifecycle_(std::move(lifecycle)),
       traffic_(std::move(traffic)),
       callbacks_(std::move(callbacks)),
       rank_(rank),
-      crowded_(size > processors()),
+      few_cores_(terms.few_cores),
       board_(std::move(memory), rank, size, callbacks_.nudge),
-      execution_(board_, rank, size),
+      execution_(board_, rank, size, std::move(terms.plans), std::move(terms.use)),
       left_at_(static_cast<size_t>(size)),
       watched_for_(kNever) {}
 
@@ -81,7 +72,7 @@ void SharedLane::advance() {
   }
   if (!take()) return;
   const Clock::time_point began = Clock::now();
-  const auto look_for = crowded_ ? kLookForInCrowd : kLookFor;
+  const auto look_for = few_cores_ ? kLookForWithFewCores : kLookFor;
   size_t budget = kTurnBytes;
   Stop stop = execute(&budget);
   Clock::time_point last = Clock::now();
@@ -277,7 +268,7 @@ std::optional<SharedLane::Stop> SharedLane::afterExchange(Item& item) {
 // Blocks for others.
 SharedLane::Stop SharedLane::executeUntil(const OpState& state, Deadline deadline) {
   SharedBoard::Patience patience;
-  patience.spins = crowded_ ? kSpinsInCrowd : kSpins;
+  patience.spins = few_cores_ ? kSpinsWithFewCores : kSpins;
   patience.until = deadline.at();
   while (true) {
     size_t budget = kLookBytes;

@@ -48,8 +48,15 @@ class SharedLane : public Collectives,
     std::function<void(int peer)> nudge;
   };
 
+  // What the members have agreed on while the generation formed, and the process's counts.
+  struct Terms {
+    SharedPlans plans;
+    bool few_cores = false;  // a member has fewer than there are members
+    std::shared_ptr<SharedUse> use;
+  };
+
   // A mismatch, or no memory, fails the lifecycle.
-  SharedLane(std::shared_ptr<SharedMemory> memory, int rank, int size,
+  SharedLane(std::shared_ptr<SharedMemory> memory, int rank, int size, Terms terms,
              std::shared_ptr<Lifecycle> lifecycle, std::shared_ptr<Traffic> traffic,
              Callbacks callbacks);
 
@@ -107,7 +114,7 @@ class SharedLane : public Collectives,
   const std::shared_ptr<Traffic> traffic_;
   const Callbacks callbacks_;
   const int rank_;
-  const bool crowded_;  // more members than processors
+  const bool few_cores_;
 
   // The owner's, of the lane.
   SharedBoard board_;

@@ -6,8 +6,6 @@
 namespace torchft_ext {
 namespace {
 
-constexpr size_t kOnceBytes =
-    size_t{32} * 1024;  // up to here one publication: all reduce all of it
 constexpr size_t kCacheLine = 64;
 
 size_t longestOf(const std::vector<Buffer>& buffers) {
@@ -35,7 +33,7 @@ Slice sliceOf(size_t bytes, int rank, int size) {
 }  // namespace
 
 SharedProgram::SharedProgram(const Operation& operation, int rank, int size, size_t slot_bytes,
-                             SharedPosition begin)
+                             const SharedPlans& plans, SharedPosition begin)
     : operation_(operation),
       rank_(rank),
       size_(size),
@@ -44,14 +42,23 @@ SharedProgram::SharedProgram(const Operation& operation, int rank, int size, siz
               (operation.kind == OpKind::kAllreduce || operation.kind == OpKind::kReduce ||
                operation.kind == OpKind::kReduceScatter)),
       position_(begin) {
-  planRounds();
+  planRounds(plans);
 }
 
-void SharedProgram::planRounds() {
+void SharedProgram::choose(const SharedPlans& plans, size_t bytes) {
+  const SharedPlanRow& row = plans.of(operation_.kind, bytes);
+  plan_ = row.plan;
+  in_ = row.plan == SharedPlan::kLine ? In::kLine : In::kSlot;
+  chunk_bytes_ = row.chunk_bytes == 0 ? slot_bytes_ : std::min(row.chunk_bytes, slot_bytes_);
+}
+
+void SharedProgram::planRounds(const SharedPlans& plans) {
   size_t longest = 0;
+  const auto ranks = static_cast<size_t>(size_);
   switch (operation_.kind) {
     case OpKind::kBarrier:
-      break;
+      rounds_ = 1;
+      return;
     case OpKind::kAllreduce:
     case OpKind::kBroadcast:
     case OpKind::kAllgather:
@@ -63,13 +70,15 @@ void SharedProgram::planRounds() {
       longest = longestOf(operation_.inputs);
       break;
     case OpKind::kScatter:
-      return planParts(longestOf(operation_.outputs));
     case OpKind::kReduceScatter:
-      return planParts(longestOf(operation_.inputs));
+      longest =
+          longestOf(operation_.kind == OpKind::kScatter ? operation_.outputs : operation_.inputs);
+      choose(plans, longest * ranks);
+      return planParts(longest);
     case OpKind::kAlltoall:
+      choose(plans, kAnySize);
       for (const Buffer& piece : operation_.inputs) row_.push_back(piece.bytes);
-      part_bytes_ =
-          (slot_bytes_ - rowBytes()) / static_cast<size_t>(size_) / kCacheLine * kCacheLine;
+      part_bytes_ = (chunk_bytes_ - rowBytes()) / ranks / kCacheLine * kCacheLine;
       round_bytes_ = part_bytes_;
       rounds_ = 1;  // more, once the sizes are known
       return;
@@ -77,16 +86,16 @@ void SharedProgram::planRounds() {
     case OpKind::kRecv:
       throw std::logic_error("a send or recv over shared memory");
   }
-  in_ = longest <= kSharedPayloadBytes ? In::kLine : In::kSlot;
-  round_bytes_ = in_ == In::kLine ? kSharedPayloadBytes : slot_bytes_;
-  rounds_ = roundsOf(longest, round_bytes_);
+  choose(plans, longest);
+  round_bytes_ = in_ == In::kLine ? kSharedPayloadBytes : chunk_bytes_;
+  rounds_ = plan_ == SharedPlan::kOnce ? 1 : roundsOf(longest, round_bytes_);
 }
 
 // Of what has a part for each rank.
 void SharedProgram::planParts(size_t longest) {
-  const auto ranks = static_cast<size_t>(size_);
-  in_ = longest * ranks <= kSharedPayloadBytes ? In::kLine : In::kSlot;
-  part_bytes_ = in_ == In::kLine ? longest : slot_bytes_ / ranks / kCacheLine * kCacheLine;
+  part_bytes_ = in_ == In::kLine
+                    ? longest
+                    : chunk_bytes_ / static_cast<size_t>(size_) / kCacheLine * kCacheLine;
   round_bytes_ = std::max<size_t>(part_bytes_, 1);
   rounds_ = roundsOf(longest, round_bytes_);
 }
@@ -115,9 +124,7 @@ void SharedProgram::emitRound() {
       awaitAll(0);
       return done();
     case OpKind::kAllreduce:
-      return operation_.outputs.front().bytes <= std::min(kOnceBytes, slot_bytes_)
-                 ? allreduceOnce()
-                 : allreduceChunk();
+      return plan_ == SharedPlan::kSlices ? allreduceChunk() : allreduceOnce();
     case OpKind::kBroadcast:
       return broadcast();
     case OpKind::kAllgather:
@@ -167,8 +174,8 @@ void SharedProgram::allreduceChunk() {
 
 void SharedProgram::copyChunkIn(size_t chunk) {
   const Buffer data = operation_.outputs.front();
-  const size_t offset = chunk * slot_bytes_;
-  const size_t bytes = std::min(slot_bytes_, data.bytes - offset);
+  const size_t offset = chunk * chunk_bytes_;
+  const size_t bytes = std::min(chunk_bytes_, data.bytes - offset);
   const Slice own = sliceOf(bytes, rank_, size_);
   beginStep(true);
   in_step_[chunk % 2] = step_;
@@ -184,8 +191,8 @@ void SharedProgram::copyChunkIn(size_t chunk) {
 
 void SharedProgram::reduceChunk(size_t chunk) {
   const Buffer data = operation_.outputs.front();
-  const size_t offset = chunk * slot_bytes_;
-  const size_t bytes = std::min(slot_bytes_, data.bytes - offset);
+  const size_t offset = chunk * chunk_bytes_;
+  const size_t bytes = std::min(chunk_bytes_, data.bytes - offset);
   const Slice own = sliceOf(bytes, rank_, size_);
   step_ = in_step_[chunk % 2];
   chunk_ = first_chunk_ + chunk;
@@ -204,8 +211,8 @@ void SharedProgram::reduceChunk(size_t chunk) {
 
 void SharedProgram::copyChunkOut(size_t chunk) {
   const Buffer data = operation_.outputs.front();
-  const size_t offset = chunk * slot_bytes_;
-  const size_t bytes = std::min(slot_bytes_, data.bytes - offset);
+  const size_t offset = chunk * chunk_bytes_;
+  const size_t bytes = std::min(chunk_bytes_, data.bytes - offset);
   step_ = reduced_step_[chunk % 2];
   chunk_ = first_chunk_ + chunk;
   awaitAll(bytes);

@@ -9,11 +9,13 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/operation.h"
 #include "host/shared_board.h"
+#include "host/shared_plans.h"
 
 namespace torchft_ext {
 
@@ -59,7 +61,7 @@ class SharedProgram {
  public:
   // The operation outlives it. One of another kind than a collective's: std::logic_error.
   SharedProgram(const Operation& operation, int rank, int size, size_t slot_bytes,
-                SharedPosition begin);
+                const SharedPlans& plans, SharedPosition begin);
 
   // Appends the next round. False: there is none. The instructions of the round before have been
   // carried out.
@@ -68,12 +70,15 @@ class SharedProgram {
   std::string learn(int peer, const uint64_t* row);
   // Where the next operation begins, once there is no further round.
   const SharedPosition& position() const { return position_; }
+  // nullopt: a barrier.
+  std::optional<SharedPlan> plan() const { return plan_; }
 
  private:
   using In = SharedPart::In;
 
-  void planRounds();
+  void planRounds(const SharedPlans& plans);
   void planParts(size_t longest);
+  void choose(const SharedPlans& plans, size_t bytes);
   size_t bytesOfRound(size_t all) const;  // of something that is cut into rounds
   uint64_t freeLineBy() const;
   size_t rowBytes() const;
@@ -118,6 +123,8 @@ class SharedProgram {
   std::vector<SharedInstruction>* out_ = nullptr;
 
   In in_ = In::kSlot;
+  std::optional<SharedPlan> plan_;
+  size_t chunk_bytes_ = 0;  // of a slot, what is used at once
   size_t round_bytes_ = 0;  // of what is cut into rounds
   size_t part_bytes_ = 0;   // of one rank's part within a line or slot, where it has parts
   uint64_t rounds_ = 0;

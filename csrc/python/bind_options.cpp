@@ -2,6 +2,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+#include <string>
+#include <utility>
+
 #include "c10d/group/environment.h"
 #include "c10d/group/host_options.h"
 #include "c10d/group/options.h"
@@ -63,6 +67,12 @@ c10::intrusive_ptr<FtOptions> networkOptions(const FtOptions& options,
   return c10::make_intrusive<FtOptions>(networkOptionsOf(options, store));
 }
 
+// What this process's groups would use now: the table as text, and its digest.
+std::pair<std::string, uint32_t> sharedPlans() {
+  const SharedPlanTable table = readEnvironment().plans.value_or(SharedPlanTable());
+  return {table.text(), table.digest()};
+}
+
 }  // namespace
 
 void bind_options(py::module_& module) {
@@ -93,6 +103,7 @@ void bind_options(py::module_& module) {
       .def_readonly("blocking_wait", &FtOptions::blocking_wait, docs::Options::blocking_wait);
   module.def("_network_options", &networkOptions, py::arg("options"), py::arg("store"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("_shared_plans", &sharedPlans, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torchft_ext

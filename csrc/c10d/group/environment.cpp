@@ -5,6 +5,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <utility>
 #include <variant>
 
 #include "host/network_limits.h"
@@ -35,6 +38,17 @@ std::chrono::milliseconds parseSeconds(const char* name, const std::string& text
 bool parseSwitch(const char* name, const std::string& text) {
   TORCH_CHECK_VALUE(text == "0" || text == "1", name, ": expected '0' or '1', found '", text, "'");
   return text == "1";
+}
+
+SharedPlanTable readPlans(const char* name, const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  TORCH_CHECK_VALUE(file && text, name, ": expected a file that can be read, found '", path, "'");
+  auto table = SharedPlanTable::parse(text.str());
+  const auto* problem = std::get_if<std::string>(&table);
+  TORCH_CHECK_VALUE(problem == nullptr, name, ": ", path, ": ", *problem);
+  return std::get<SharedPlanTable>(std::move(table));
 }
 
 }  // namespace
@@ -71,6 +85,9 @@ Environment readEnvironment() {
   }
   if (const auto text = read("TORCHFT_EXT_SHARED_MEMORY")) {
     environment.shared_memory = parseSwitch("TORCHFT_EXT_SHARED_MEMORY", *text);
+  }
+  if (const auto path = read("TORCHFT_EXT_SHARED_MEMORY_PLANS")) {
+    environment.plans = readPlans("TORCHFT_EXT_SHARED_MEMORY_PLANS", *path);
   }
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "host/shared_plans.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -18,6 +19,7 @@ struct Environment {
   std::optional<PortRange> ports;                      // TORCHFT_EXT_PORT_RANGE
   std::optional<bool> local_sockets;                   // TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1
   std::optional<bool> shared_memory;                   // TORCHFT_EXT_SHARED_MEMORY, 0 or 1
+  std::optional<SharedPlanTable> plans;                // TORCHFT_EXT_SHARED_MEMORY_PLANS, a file
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
   std::optional<std::chrono::milliseconds> ask_after;  // TORCHFT_EXT_ASK_AFTER, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1

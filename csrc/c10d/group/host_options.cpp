@@ -18,6 +18,7 @@ HostEngineOptions hostOptionsOf(const FtOptions& options,
   host.local_sockets =
       options.local_sockets.value_or(environment.local_sockets.value_or(host.local_sockets));
   host.shared_memory = environment.shared_memory.value_or(host.shared_memory);
+  if (environment.plans) host.plans = *environment.plans;
   if (options.heartbeat) {
     checkHeartbeat("Options.heartbeat", *options.heartbeat);
     host.heartbeat_limit = *options.heartbeat;

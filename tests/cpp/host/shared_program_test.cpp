@@ -2,151 +2,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
-#include <functional>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cpp/host/shared_cases.h"
 #include "cpp/host/shared_world.h"
 
 namespace torchft_ext {
 namespace {
 
-using shared_test::SharedWorld;
-using Ints = std::vector<int32_t>;
+using namespace shared_test;  // NOLINT(google-build-using-namespace)
 
 constexpr size_t kSlot = 1024;  // small, so that few bytes make many rounds
-
-// What one rank has in an operation: inputs and outputs as lists of buffers.
-struct Side {
-  std::vector<Ints> inputs;
-  std::vector<Ints> outputs;
-};
-using World = std::vector<Side>;
-
-int32_t item(int rank, size_t index, int salt = 0) {
-  return static_cast<int32_t>((static_cast<size_t>(rank) + 1) * 1000003 + index * 7919 +
-                              static_cast<size_t>(salt) * 104729) %
-         100000;
-}
-Ints itemsOf(int rank, size_t count, int salt = 0) {
-  Ints items(count);
-  for (size_t i = 0; i < count; ++i) items[i] = item(rank, i, salt);
-  return items;
-}
-
-struct Case {
-  OpKind kind;
-  size_t count;  // items of a buffer; of alltoall and allgather some more or less by rank
-  int root = 0;
-  ReduceKind reduce = ReduceKind::kSum;
-};
-
-size_t countOf(const Case& one, int from, int to) {
-  if (one.kind == OpKind::kAlltoall) {
-    return one.count * static_cast<size_t>((from * 3 + to * 5) % 4) / 2;
-  }
-  if (one.kind == OpKind::kAllgather) return one.count + static_cast<size_t>(from);
-  return one.count;
-}
-
-// Before and after.
-std::pair<World, World> makeWorld(const Case& one, int size) {
-  World before(static_cast<size_t>(size));
-  const auto side = [&](int rank) -> Side& { return before[static_cast<size_t>(rank)]; };
-  for (int rank = 0; rank < size; ++rank) {
-    const bool is_root = rank == one.root;
-    Side& own = side(rank);
-    switch (one.kind) {
-      case OpKind::kAllreduce:
-      case OpKind::kBroadcast:
-        own.outputs = {itemsOf(rank, one.count)};
-        break;
-      case OpKind::kAllgather:
-        own.inputs = {itemsOf(rank, countOf(one, rank, 0))};
-        for (int from = 0; from < size; ++from) own.outputs.emplace_back(countOf(one, from, 0));
-        break;
-      case OpKind::kReduce:
-        own.inputs = {itemsOf(rank, one.count)};
-        if (is_root) own.outputs = {Ints(one.count)};
-        break;
-      case OpKind::kGather:
-        own.inputs = {itemsOf(rank, one.count)};
-        if (is_root) own.outputs.assign(static_cast<size_t>(size), Ints(one.count));
-        break;
-      case OpKind::kScatter:
-        own.outputs = {Ints(one.count)};
-        for (int to = 0; is_root && to < size; ++to) {
-          own.inputs.push_back(itemsOf(rank, one.count, to));
-        }
-        break;
-      case OpKind::kReduceScatter:
-        for (int to = 0; to < size; ++to) own.inputs.push_back(itemsOf(rank, one.count, to));
-        own.outputs = {Ints(one.count)};
-        break;
-      case OpKind::kAlltoall:
-        for (int to = 0; to < size; ++to) {
-          own.inputs.push_back(itemsOf(rank, countOf(one, rank, to), to));
-          own.outputs.emplace_back(countOf(one, to, rank));
-        }
-        break;
-      default:
-        break;
-    }
-  }
-  World after = before;
-  const auto sumOf = [&](size_t index, int salt) {
-    int32_t sum = one.reduce == ReduceKind::kMax ? INT32_MIN : 0;
-    for (int rank = 0; rank < size; ++rank) {
-      const int32_t value = item(rank, index, salt);
-      sum = one.reduce == ReduceKind::kMax ? std::max(sum, value) : sum + value;
-    }
-    return one.reduce == ReduceKind::kAvg ? sum / size : sum;
-  };
-  for (int rank = 0; rank < size; ++rank) {
-    Side& own = after[static_cast<size_t>(rank)];
-    for (size_t at = 0; at < own.outputs.size(); ++at) {
-      const int from = static_cast<int>(at);
-      for (size_t i = 0; i < own.outputs[at].size(); ++i) {
-        int32_t& value = own.outputs[at][i];
-        if (one.kind == OpKind::kAllreduce || one.kind == OpKind::kReduce) value = sumOf(i, 0);
-        if (one.kind == OpKind::kBroadcast) value = item(one.root, i);
-        if (one.kind == OpKind::kAllgather || one.kind == OpKind::kGather) value = item(from, i);
-        if (one.kind == OpKind::kScatter) value = item(one.root, i, rank);
-        if (one.kind == OpKind::kReduceScatter) value = sumOf(i, rank);
-        if (one.kind == OpKind::kAlltoall) value = item(from, i, rank);
-      }
-    }
-  }
-  return {std::move(before), std::move(after)};
-}
-
-std::vector<Buffer> buffersOf(std::vector<Ints>& lists) {
-  std::vector<Buffer> buffers;
-  buffers.reserve(lists.size());
-  for (Ints& items : lists) {
-    buffers.push_back({reinterpret_cast<uint8_t*>(items.data()), items.size() * sizeof(int32_t)});
-  }
-  return buffers;
-}
-
-Operation operationOf(const Case& one, Side& side) {
-  Operation operation;
-  operation.kind = one.kind;
-  operation.dtype = DType::kInt32;
-  operation.reduce = one.reduce;
-  operation.root = one.root;
-  operation.inputs = buffersOf(side.inputs);
-  operation.outputs = buffersOf(side.outputs);
-  return operation;
-}
-
-std::string nameOf(const Case& one) {
-  return std::string(toString(one.kind)) + " of " + std::to_string(one.count) + ", root " +
-         std::to_string(one.root) + ", " + toString(one.reduce);
-}
+// As those that are built in, with such slots.
+const std::string kPlans =
+    "allreduce any any 80 line\nallreduce any any 1K once\nallreduce any any any slices\n";
 
 // Runs the operations on all ranks, each a few instructions at a time, in an order by chance. A
 // rank that is done with one goes on to the next.
@@ -204,14 +75,10 @@ void runAll(SharedWorld& world, const std::vector<Case>& cases, uint64_t seed) {
   }
 }
 
-const std::vector<OpKind> kKinds = {OpKind::kAllreduce,     OpKind::kBroadcast, OpKind::kAllgather,
-                                    OpKind::kReduce,        OpKind::kGather,    OpKind::kScatter,
-                                    OpKind::kReduceScatter, OpKind::kAlltoall,  OpKind::kBarrier};
-
 class SharedPrograms : public testing::TestWithParam<int> {};
 
 TEST_P(SharedPrograms, GiveTheResultsOfEveryKindAtEverySize) {
-  SharedWorld world(GetParam(), kSlot);
+  SharedWorld world(GetParam(), kSlot, kPlans);
   uint64_t seed = 1;
   for (const OpKind kind : kKinds) {
     // Items of 4 bytes: a line has 20, a slot 256.
@@ -225,7 +92,7 @@ TEST_P(SharedPrograms, GiveTheResultsOfEveryKindAtEverySize) {
 }
 
 TEST_P(SharedPrograms, MayFollowEachOtherInAnyOrder) {
-  SharedWorld world(GetParam(), kSlot);
+  SharedWorld world(GetParam(), kSlot, kPlans);
   std::mt19937_64 random(GetParam());
   for (int series = 0; series < 60; ++series) {
     std::vector<Case> cases;
@@ -245,7 +112,7 @@ TEST_P(SharedPrograms, MayFollowEachOtherInAnyOrder) {
 
 TEST_P(SharedPrograms, ARootThatReadsNothingRunsAheadAsFarAsTheLinesReach) {
   if (GetParam() == 1) return;
-  SharedWorld world(GetParam(), kSlot);
+  SharedWorld world(GetParam(), kSlot, kPlans);
   runAll(world, std::vector<Case>(100, {OpKind::kBroadcast, 3, 0}), 5);
   runAll(world, std::vector<Case>(100, {OpKind::kGather, 300, 0}), 6);
 }
@@ -254,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SharedPrograms, testing::Values(1, 2, 3, 4, 5, 
                          [](const auto& world) { return std::to_string(world.param); });
 
 TEST(SharedProgram, AnotherOperationIsAMismatch) {
-  SharedWorld world(2, kSlot);
+  SharedWorld world(2, kSlot, kPlans);
   Ints zero(4);
   Ints one(4);
   Operation sum;
@@ -274,7 +141,7 @@ TEST(SharedProgram, AnotherOperationIsAMismatch) {
 
 // Both take themselves for the root, and neither awaits the other.
 TEST(SharedProgram, AnotherRootIsFoundAtTheNextWait) {
-  SharedWorld world(2, kSlot);
+  SharedWorld world(2, kSlot, kPlans);
   std::vector<Ints> data(2, Ints(4));
   std::vector<Operation> operations(2);
   size_t budget = 1 << 20;
