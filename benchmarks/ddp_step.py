@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""How long a step of DistributedDataParallel takes in C++, beside one in Python.
+"""How long a step of DistributedDataParallel takes in C++ and in Python, beside a free one.
 
 The same model, data and backend: eight layers of 256 x 256, batches of 32, one thread. A step is
-zero_grad(), forward() and backward(). Worlds of C++ ranks (benchmarks/native/ddp_step.cpp) and of
-Python ranks alternate. The times are rank 0's.
+zero_grad(), forward() and backward(). Worlds of C++ ranks (benchmarks/native/ddp_step.cpp), of
+Python ranks, and of Python ranks on torch's "fake" backend alternate. The fake one exchanges
+nothing, so its step is the one that communication which costs nothing would give. The share is how
+much of Python's step that is. The times are rank 0's.
 
     make bench-native builds the C++ program
 """
@@ -45,19 +47,22 @@ def measure(steps: int) -> list[float]:
 def rank_main() -> None:
     for command in ranks.commands():
         store = dist.TCPStore("127.0.0.1", command["port"], is_master=False, wait_for_workers=False)
+        if command["backend"] == "fake":
+            import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
         dist.init_process_group(
-            "ft", store=store, rank=command["rank"], world_size=command["world"]
+            command["backend"], store=store, rank=command["rank"], world_size=command["world"]
         )
         ranks.reply("measured", times=measure(command["steps"]))
         dist.destroy_process_group()
 
 
-def python_world(world: int, steps: int) -> list[float]:
+def python_world(world: int, steps: int, backend: str) -> list[float]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ranks.Pool(__file__) as pool:
         processes = pool.start(world)
         for rank, process in enumerate(processes):
-            process.send("run", steps=steps, port=store.port, rank=rank, world=world)
+            told = {"steps": steps, "port": store.port, "backend": backend}
+            process.send("run", rank=rank, world=world, **told)
         answers = pool.gather(processes, "measured", LIMIT_S)
         pool.finish(processes)
     times: list[float] = answers[0]["times"]
@@ -83,15 +88,14 @@ def native_world(world: int, steps: int) -> list[float]:
 
 
 def run_world(world: int, steps: int, rounds: int) -> dict[str, Any]:
-    times: dict[str, list[float]] = {"c++": [], "python": []}
+    times: dict[str, list[float]] = {"c++": [], "python": [], "free": []}
     for _ in range(rounds):
         times["c++"] += native_world(world, steps)
-        times["python"] += python_world(world, steps)
-    return {
-        "world": world,
-        "rounds": rounds,
-        "seconds": {name: report.summary(each) for name, each in times.items()},
-    }
+        times["python"] += python_world(world, steps, "ft")
+        times["free"] += python_world(world, steps, "fake")
+    seconds = {name: report.summary(each) for name, each in times.items()}
+    share = seconds["free"]["median"] / seconds["python"]["median"]
+    return {"world": world, "rounds": rounds, "seconds": seconds, "free_share": share}
 
 
 def main() -> int:
@@ -122,6 +126,8 @@ def main() -> int:
         for name, each in r["seconds"].items()
     ]
     report.print_table(["ranks", "DDP in", "median ms", "p99 ms"], rows)
+    for result in results:
+        print(f"{result['world']} ranks: free / python = {result['free_share']:.2f}")
     report.write_json(arguments.json, {"benchmark": "ddp_step", **run, "results": results})
     return 0
 

@@ -41,7 +41,7 @@ WANTED: dict[str, tuple[str, set[object]]] = {
 # Who must have been measured, in every row. MPI libraries are where they are installed.
 SOURCES = {
     "allreduce": {"ft", "gloo"},
-    "ddp_step": {"c++", "python"},
+    "ddp_step": {"c++", "python", "free"},
     "backend_call": {"engine", "group"},
 }
 SOURCES["rivals"] = {"ft", "gloo", "limit"}
