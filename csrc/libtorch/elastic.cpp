@@ -32,6 +32,25 @@ View viewOf(const ElasticJob::Formed& formed, const MemberId& self) {
   return view;
 }
 
+// Whoever waits in vain ends the wait on all members; the next view says what the answer is.
+torchft_ext::Answer agreeInStep(ElasticJob& job, const Vote& vote, Job::Milliseconds timeout,
+                                Job::Milliseconds for_next_view, bool& timed_out) {
+  try {
+    return job.agree(vote, timeout);
+  } catch (const ElasticError& error) {
+    if (error.kind() != ElasticErrorKind::kTimeout && error.kind() != ElasticErrorKind::kNoQuorum) {
+      throw;
+    }
+    timed_out = true;
+    job.abort(error.what());
+    try {
+      return job.agree(vote, for_next_view);
+    } catch (const ElasticError&) {  // the first one says more
+    }
+    throw;
+  }
+}
+
 }  // namespace
 
 int View::source() const {
@@ -57,11 +76,17 @@ std::shared_ptr<Job> Job::join(const JoinOptions& options) {
   chosen.listen = options.listen;
   const char* const key = std::getenv("TORCHFT_EXT_ELASTIC_KEY");
   chosen.key = options.key.value_or(key == nullptr ? "" : key);
-  return std::shared_ptr<Job>(new Job(ElasticJob::join(chosen, options.timeout), options.timeout));
+  TORCH_CHECK_VALUE(!options.step_timeout || options.step_timeout->count() > 0,
+                    "elastic.join: step_timeout: expected a positive time, found ",
+                    options.step_timeout.value_or(Milliseconds(0)).count(), " ms");
+  return std::shared_ptr<Job>(new Job(ElasticJob::join(chosen, options.timeout), options));
 }
 
-Job::Job(std::shared_ptr<ElasticJob> job, Milliseconds timeout)
-    : job_(std::move(job)), timeout_(timeout) {}
+Job::Job(std::shared_ptr<ElasticJob> job, const JoinOptions& options)
+    : job_(std::move(job)),
+      timeout_(options.timeout),
+      limit_(options.limit),
+      step_timeout_(options.step_timeout) {}
 Job::~Job() = default;
 
 void Job::manage(const std::string& name, const ProcessGroupPtr& group) {
@@ -69,6 +94,15 @@ void Job::manage(const std::string& name, const ProcessGroupPtr& group) {
   TORCH_CHECK_VALUE(own != nullptr,
                     "manage: group: expected one of makeLocalGroup() or makeGroup()");
   job_->manage(name, {own->backend()});
+  if (step_timeout_ && own->backend()->getBackendOptions()->timeout > *step_timeout_) {
+    own->backend()->setTimeout(*step_timeout_);
+  }
+}
+
+// Members may be late for the first view: they load and compile.
+std::optional<Job::Milliseconds> Job::patience() const {
+  if (!step_timeout_ || members_.empty()) return std::nullopt;
+  return timed_out_ || job_->hasTimedOut() ? limit_ : *step_timeout_;
 }
 
 View Job::recover(Milliseconds timeout) {
@@ -77,11 +111,12 @@ View Job::recover(Milliseconds timeout) {
 
 View Job::recover(const RecoverOptions& options) {
   const ElasticJob::Formed formed =
-      job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout, options.patience,
-                    options.without_quorum);
+      job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout,
+                    options.patience ? options.patience : patience(), options.without_quorum);
   job_->logView(formed.phases);
   View view = viewOf(formed, job_->member().id());
   members_ = view.members;
+  timed_out_ = false;
   return view;
 }
 
@@ -92,8 +127,10 @@ Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout, const 
   vote.last = last;
   vote.note = note;
   vote.digest = {digest.common, digest.shard, digest.of_shard};
+  const bool by_step = timeout.count() == 0 && step_timeout_;
+  if (timeout.count() == 0) timeout = step_timeout_.value_or(timeout_);
   const torchft_ext::Answer found =
-      job_->agree(std::move(vote), timeout.count() == 0 ? timeout_ : timeout);
+      by_step ? agreeInStep(*job_, vote, timeout, limit_, timed_out_) : job_->agree(vote, timeout);
   Answer answer;
   answer.ok = found.ok;
   answer.waiting = static_cast<int>(found.waiting.size());
@@ -128,6 +165,10 @@ void Job::abort(const std::string& why) {
 
 void Job::setLeaving() {
   job_->setLeaving();
+}
+
+bool Job::end(Milliseconds timeout) {
+  return job_->recordEnd(Deadline::after(timeout));
 }
 
 bool Job::leave(Milliseconds timeout) {

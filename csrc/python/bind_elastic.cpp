@@ -259,12 +259,6 @@ void bind_elastic(py::module_& module) {
           py::arg("committed"))
       .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
-          "shut_down_groups",
-          [](ElasticJob& job, std::chrono::milliseconds within) {
-            job.shutDownGroups(Deadline::after(within));
-          },
-          py::arg("timeout"), NoGil())
-      .def(
           "leave",
           [](ElasticJob& job, std::chrono::milliseconds within) {
             return job.leave(Deadline::after(within));

@@ -8,6 +8,7 @@
 // network reads digits.
 #include <torch/torch.h>
 
+#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -27,8 +28,9 @@ namespace {
 
 constexpr int64_t kPixels = 64;
 constexpr int64_t kDigits = 10;
-constexpr int64_t kBatch = 64;     // of all members together
-constexpr int64_t kForTest = 297;  // the last lines
+constexpr int64_t kBatch = 64;                     // of all members together
+constexpr int64_t kForTest = 297;                  // the last lines
+constexpr std::chrono::milliseconds kByTheJob{0};  // the job's own timeout
 
 struct Digits {
   torch::Tensor images;  // [n, 64], 0 to 1
@@ -110,13 +112,16 @@ class Worker {
     recover();
     while (step_ < steps_) {
       const bool ok = computeGradients();
-      const elastic::Answer answer = job_->agree(ok);
+      const bool last = step_ + 1 == steps_;
+      const elastic::Answer answer = job_->agree(ok, "", kByTheJob, {}, last);
       if (answer.ok) {
         optimizer_.step();
         job_->countSteps(++step_);  // for `python -m torchft_ext.elastic status`
       }
+      if (answer.ok && answer.last) break;
       if (!answer.ok || job_->isOver() || answer.changes()) recover();
     }
+    job_->end();  // a process that comes later is told so
     report();
     job_->leave();
   }

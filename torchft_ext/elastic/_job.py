@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,7 @@ from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._errors import ElasticError, ElasticTimeoutError, NoQuorumError
 from torchft_ext.elastic._native import ViewFields
 from torchft_ext.elastic._overrule import Operator
+from torchft_ext.elastic._traceback import RankedTraceback
 from torchft_ext.elastic._view import Answer, Digest, View
 from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError, _kind_of
@@ -134,6 +136,7 @@ def join(
             interface=interface,
             port_range=port_range,
         )
+        hook = sys.excepthook
         dist.init_process_group(
             backend,
             store=_store_of(address, native.id(), timeout),
@@ -143,6 +146,7 @@ def join(
             pg_options=copy.copy(options),
         )
         job = Job(native, timeout, limit, backend, options)
+        job._traceback = RankedTraceback.install(hook)
         if on_no_quorum == "wait" and address is not None:
             me = f"{job.id} ({job.name_of(job.id)})"
             job._operator = Operator(address, me, timeout, job.is_leaving)
@@ -239,6 +243,7 @@ class Job:
         self._ended = False
         self._recovering = False
         self._over_since: float | None = None  # monotonic; of away_for()
+        self._traceback: RankedTraceback | None = None
         self._operator: Operator | None = None  # whose word is awaited where there is no quorum
         self._steps = 0  # committed, as count_steps() was told
         self.min_size = native.min_size()  # the founding's
@@ -503,6 +508,8 @@ class Job:
             finally:
                 self._native.log_view(phases)
         self._view = view
+        if self._traceback is not None:
+            self._traceback.rank = view.rank
         tally.note_view(
             view.number, view.rank, view.size, view.old_size, sum(view.members_continuing)
         )
@@ -651,7 +658,8 @@ class Job:
         Call it on every member, after an agree() that was ok and in which all meant that. It is
         recorded in the job's store: from then on join(), and a spare's recover(), raise
         JobOverError. Blocks up to 2 s where the store does not answer; the end is then not on
-        record, and a line in the log says so. A job without a store has no such record.
+        record, and a line in the log says so. A job without a store has no such record: a process
+        that comes to a listed member is told of the end until that member closes.
 
         Args:
             agreed: False: this member alone knows that the run is over. Nothing is recorded.
@@ -679,11 +687,7 @@ class Job:
         atexit.unregister(self._leave_at_exit)
         if self._of_view is not None:
             self._of_view.close()
-        until = monotonic() + _LEAVE_WITHIN.total_seconds()
-        if os.getpid() == self._process:
-            self._native.set_leaving()  # who is released by the next line decides without it
-            self._native.shut_down_groups(_LEAVE_WITHIN / 4)
-        self._native.leave(timedelta(seconds=max(until - monotonic(), 0.001)))
+        self._native.leave(_LEAVE_WITHIN)
         _current.forget(self)
 
     def _leave_at_exit(self) -> None:

@@ -71,8 +71,9 @@ MeetingPlace DerivedGroups::placeFor(const std::string& name, int64_t generation
   TORCH_CHECK(
       generation > 0 && generation_ == generation, operation,
       ": expected a group with a generation, found none: ",
-      parent_.group().job().inJob() == InJob::kNo ? "configure() it" : "recover() the elastic job",
-      " first");
+      parent_.group().job().inJob() == InJob::kNo
+          ? "configure() it first"
+          : "it comes with the elastic job's next view, in elastic.steps() or by job.recover()");
   return {place_.thread, joined(place_.prefix, name)};
 }
 

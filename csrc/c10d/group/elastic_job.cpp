@@ -528,16 +528,20 @@ bool ElasticJob::recordEnd(Deadline deadline) {
 }
 
 bool ElasticJob::leave(Deadline deadline) {
-  {
-    const MutexLock lock(mutex_);
-    leaves_ = true;
-    woken_.notifyAll();
-  }
+  if (forks_ != forkCount()) return true;
+  setLeaving();  // members that are released by what follows decide without it
+  const Deadline of_groups = deadline.orEarlier(deadline.remaining() / 4);
+  for (const Managed& one : managed()) one.backend->group().shutdown(of_groups);
   return member_->leave(deadline);
 }
 
-void ElasticJob::shutDownGroups(Deadline deadline) {
-  for (const Managed& one : managed()) one.backend->group().shutdown(deadline);
+bool ElasticJob::hasTimedOut() const {
+  const std::vector<Managed> groups = managed();
+  return std::any_of(groups.begin(), groups.end(), [](const Managed& one) {
+    const FailurePtr failure = one.backend->errored();
+    return failure && one.generation != 0 && failure->generation == one.generation &&
+           failure->kind == FailureKind::kTimeout;
+  });
 }
 
 FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {

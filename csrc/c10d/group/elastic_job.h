@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/mutex.h"
 #include "c10d/group/ft_backend.h"
 #include "elastic/elastic_member.h"
@@ -109,13 +110,15 @@ class ElasticJob {
   void setLeaving();
   // The job has ended well: as that of the member. Calls the wait hook.
   bool recordEnd(Deadline deadline);
+  // Shuts the managed groups down, for a quarter of the time at most, and then says goodbye as the
+  // member does. So members that wait for this one in an operation learn that it has left;
+  // otherwise it would wait here for members that wait for it there. The groups cannot be used any
+  // more. Calls the wait hook. In a forked child: true, and nothing is done.
   bool leave(Deadline deadline);
-  // Before leave(): members that wait for this one in an operation of a managed group learn that it
-  // has left. Otherwise it would wait in leave() for members that wait for it there. The groups
-  // cannot be used any more. Calls the wait hook.
-  void shutDownGroups(Deadline deadline);
 
   uint64_t formedView() const;  // its number; 0: none yet
+  // Has an operation of the view that was formed last waited in vain, for its whole timeout?
+  bool hasTimedOut() const;
   c10::intrusive_ptr<c10d::Store> storeOf(uint64_t view) const;
   ElasticMember& member() { return *member_; }
   // Where the member listens.
@@ -128,6 +131,7 @@ class ElasticJob {
     int64_t generation = 0;  // that it has formed in the view that was formed last
   };
   ElasticJob() = default;
+  const uint64_t forks_ = forkCount();  // a forked child has no part in the job
   void onStopped(uint64_t view, const std::string& why);
   FailurePtr formAll(const View& view, int rank, Deadline deadline);
   Formed recoverBy(Deadline deadline, std::optional<Duration> patience, bool alone);

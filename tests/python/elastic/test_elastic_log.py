@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch.distributed as dist
 
+from torchft_ext.elastic._traceback import RankedTraceback
+
 LIMIT = 100  # seconds
 MEMBER = """
 import sys
@@ -82,3 +84,35 @@ def test_each_view_is_one_line_that_says_who_decided_and_who_is_gone(members):
         rf"release {took}; agree {took}; connect {took}; tables {took}$",
         lines[1],
     ), lines[1]
+
+
+RAISES = """
+import sys
+from torchft_ext import elastic
+job = elastic.join(sys.argv[1], size=1)
+if sys.argv[2] == "in a view":
+    job.recover()
+raise ValueError("wrong")
+"""
+
+
+@pytest.mark.parametrize(("when", "mark"), [("before", ""), ("in a view", "[rank0]: ")])
+def test_traceback_has_a_rank_once_there_are_ranks(rank_env, when, mark):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-c", RAISES, f"127.0.0.1:{store.port}/raises", when]
+    done = subprocess.run(command, env=rank_env, capture_output=True, text=True, timeout=LIMIT)
+    assert f"\n{mark}ValueError: wrong\n" in f"\n{done.stderr}", done.stderr
+
+
+def test_traceback_has_the_rank_of_the_newest_view(capsys, monkeypatch):
+    def before(kind, error, traceback):
+        print(f"{kind.__name__}: {error}\n", file=sys.stderr)
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # is put back
+    hook = RankedTraceback.install(before)
+    hook.rank = 3
+    sys.excepthook(ValueError, ValueError("wrong"), None)
+    assert capsys.readouterr().err == "[rank3]: ValueError: wrong\n\n"
+    again = RankedTraceback.install(hook)  # the process has joined again
+    sys.excepthook(ValueError, ValueError("wrong"), None)
+    assert again is hook and capsys.readouterr().err == "ValueError: wrong\n\n"

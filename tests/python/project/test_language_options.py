@@ -79,7 +79,8 @@ JOIN_DIFFERS = {
     "members": ("", (), "a list without members"),
     "store_rule": (False, ABSENT, 'Python: rule, "members" or "store"'),
     "rule": (ABSENT, "members", "C++: store_rule"),
-    "on_no_quorum": (ABSENT, "raise", "not there yet"),
+    "on_no_quorum": (ABSENT, "raise", "C++: the program decides on a NoQuorum error itself"),
+    "step_timeout": (None, ABSENT, "Python: of steps()"),
     "wait": (ABSENT, False, "C++: recover() before rank and size are asked for"),
     "backend": (ABSENT, "ft", "C++: GroupOptions::engine of the groups that it manages"),
 }
@@ -112,6 +113,7 @@ def test_recover_has_the_same_options() -> None:
 JOB: dict[str, tuple[str, dict[str, str]]] = {
     "abort": ("abort", {"why": "reason"}),
     "agree": ("agree", {}),
+    "end": ("end", {"timeout": ABSENT}),  # C++: False says that it is not on record by then
     "isOver": ("is_over", {}),
     "leave": ("close", {"timeout": ABSENT}),  # C++: False says that it was not done by then
     "manage": ("manage", {}),
@@ -135,8 +137,8 @@ PYTHON_ALONE = {
     "hold_shard": "of steps()",
     "log": "of steps()",
     "count_steps": "for status and events, which C++ members do not tell yet",
-    "end": "the record of the end: not there yet",
-    "has_ended": "the same",
+    "agreed": "an argument of end(): of steps()",
+    "has_ended": "of run()",
     "away_for": "of run()",
     "wait_at_most": "of steps()",
 }

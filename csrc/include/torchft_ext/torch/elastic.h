@@ -12,6 +12,8 @@
 //     if (answer.ok) optimizer.step(), job->countSteps(++step);  // on all members, or on none
 //     if (job->isOver() || answer.changes()) view = job->recover(), bringUpToDate(view, group);
 //   }
+//   job->end();     // for processes that come later
+//   job->leave();
 //
 // Threads: every method from any thread, but agree() and recover() from one at a time. A Job may be
 // destroyed at any time: the others take it for dead; leave() says goodbye instead.
@@ -36,13 +38,18 @@ class ElasticJob;
 
 namespace elastic {
 
-// Those of Python's elastic.join(), which says more of each.
+// Those of Python's elastic.join(), which says more of each, with the same defaults, except `size`,
+// which has none there. Python's `backend`, `wait` and `on_no_quorum` are not here: a program makes
+// its groups itself, calls recover() for the first view, and decides on its own what a NoQuorum
+// error means (RecoverOptions::without_quorum).
 struct JoinOptions {
   // "host:port/name" of a TCPStore: where the members of the job `name` meet. Empty, with members:
   // there is none.
   std::string address{};
-  int size = 1;      // how many found it
-  int min_size = 0;  // Python's steps() waits with fewer; by store_rule, how many decide; 0: size
+  int size = 1;  // how many found it
+  // Fewer leave nobody out as absent. Python's steps() waits with fewer members; a loop of your own
+  // decides that itself. By store_rule: how many decide. 0: size.
+  int min_size = 0;
   int max_size = 65536;     // more wait as spares
   bool store_rule = false;  // the store decides, instead of a quorum of members
   // A member that is silent for so long is left out; likewise the heartbeat of managed groups that
@@ -61,13 +68,22 @@ struct JoinOptions {
   // With members: a text that all processes of the job know, and no others; it is never sent.
   // Unset: the value of TORCHFT_EXT_ELASTIC_KEY.
   std::optional<std::string> key = std::nullopt;
+  // How long this member waits for others that live, as Python's steps(step_timeout=), where it
+  // bounds three waits: an operation of a managed group (a shorter timeout of the group holds), an
+  // agree() that names no timeout, and, in a recover() that names no patience, members that do not
+  // call recover(): these are then left out, as by RecoverOptions::patience, after the job's
+  // `limit` where a wait has timed out before. Not in the first recover(): founders load and
+  // compile. Unset: only the timeouts of the job and of the groups bound these waits. (Python's Job
+  // has no such option; its steps() takes four fifths of the job's timeout.)
+  std::optional<std::chrono::milliseconds> step_timeout = std::nullopt;
 };
 
 struct RecoverOptions {
   std::chrono::milliseconds timeout{0};  // 0: the job's
   // Members that live, and whose program does not call recover(), are left out after this time,
   // where those that call it are more than half of the voters (half: in a view with a witness) and
-  // min_size at least. Unset: they are waited for until the timeout.
+  // min_size at least. Unset: by JoinOptions::step_timeout; where that is unset too, they are
+  // waited for until the timeout.
   std::optional<std::chrono::milliseconds> patience = std::nullopt;
   // An operator's word, after a NoQuorum error: this member goes on alone, in another lineage.
   bool without_quorum = false;
@@ -137,6 +153,11 @@ class Job {
   // digest: the answer is ok only if all common parts are equal, and for each shard all parts of
   // it. Otherwise it has `diverged`. Members that give empty parts are not compared. last: this
   // member says that the run is over if the answer is ok; all learn that one said so.
+  //
+  // A call that ran out of time throws a Timeout ElasticError; recover() then, and the next agree()
+  // takes that call up: it returns the answer of the same agreement. One that has waited for
+  // step_timeout first ends the view on all members, and returns the answer that the next view
+  // holds, where that comes within the job's `limit`.
   Answer agree(bool ok, const std::string& note = {}, Milliseconds timeout = Milliseconds(0),
                const Digest& digest = {}, bool last = false);
   // So many steps have been committed, by the program's own count: for processes that ask how the
@@ -150,16 +171,29 @@ class Job {
   // From the next agree() on all know that this member goes; recover() returns no view from now on,
   // but by an operator's word: it throws LeftOut, or NoQuorum.
   void setLeaving();
-  // Says goodbye and ends this member's threads. False: somebody may still have needed it.
-  bool leave(Milliseconds timeout = std::chrono::seconds(5));
+  // Says that the job has ended well: Python's Job.end(). Call it on every member, after an agree()
+  // that was ok and in which all meant that. Processes that come later get a JobOverError from
+  // join(), and spares from recover(). False: it is not on record, since the job has no store, or
+  // that does not answer in time. Processes that come to a listed member are told of the end until
+  // that member leaves: where there is no store, let one stay a while before leave().
+  bool end(Milliseconds timeout = std::chrono::seconds(2));
+  // Shuts down the managed groups, says goodbye and ends this member's threads: Python's close().
+  // Members that wait for this one in an operation are released at once. False: somebody may still
+  // have needed it.
+  bool leave(Milliseconds timeout = std::chrono::seconds(2));
   // Processes that ask for a place; a hint.
   std::vector<std::string> waiting() const;
 
  private:
-  Job(std::shared_ptr<ElasticJob> job, Milliseconds timeout);
+  Job(std::shared_ptr<ElasticJob> job, const JoinOptions& options);
+  std::optional<Milliseconds> patience() const;
   const std::shared_ptr<ElasticJob> job_;
   const Milliseconds timeout_;
+  const Milliseconds limit_;
+  const std::optional<Milliseconds> step_timeout_;
+  // Of the thread that calls agree() and recover().
   std::vector<std::string> members_;  // of the view that was formed last
+  bool timed_out_ = false;            // an agreement of that view
 };
 
 // A group of this process alone, for Job::manage(): models can be built on it at once.

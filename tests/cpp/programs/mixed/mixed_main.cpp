@@ -5,12 +5,17 @@
 //   torchft_ext_mixed names PORT NAME      a member that manages its group under that name
 //   torchft_ext_mixed first PORT           a member whose first operation is a broadcast
 //   torchft_ext_mixed group PORT RANK      a rank of one group with a Python process
+// and two of C++ alone, in one job:
+//   torchft_ext_mixed leaves PORT          the second one leaves, while the first waits for it
+//   torchft_ext_mixed absent PORT          it does not come to agree()
+//   torchft_ext_mixed slow PORT            it does not come to an operation
 // Exit status 0: what it looked at is right.
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
 #include <iostream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -23,11 +28,13 @@
 namespace torchft_ext {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Words = std::vector<std::string>;
 
 constexpr seconds kLimit{100};
 constexpr seconds kSilence{1};  // of a member that is left out
+constexpr milliseconds kStepTimeout{500};
 constexpr int64_t kSteps = 60;
 
 void require(bool good, const std::string& what) {
@@ -53,14 +60,18 @@ StorePtr storeAt(const std::string& port) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-std::shared_ptr<elastic::Job> join(const std::string& port, int size) {
+elastic::JoinOptions optionsFor(const std::string& port, int size) {
   elastic::JoinOptions options;
   options.address = "127.0.0.1:" + port + "/mixed";
   options.size = size;
   options.min_size = 1;
   options.limit = kSilence;
   options.timeout = kLimit;
-  return elastic::Job::join(options);
+  return options;
+}
+
+std::shared_ptr<elastic::Job> join(const std::string& port, int size) {
+  return elastic::Job::join(optionsFor(port, size));
 }
 
 // ---- a member of a job
@@ -199,6 +210,84 @@ void expectStandstill(const std::string& port, const std::string& name, const Wo
   job->leave(std::chrono::milliseconds(100));
 }
 
+// ---- one of two members, of whom the first has to go on without the second
+
+class OneOfTwo {
+ public:
+  explicit OneOfTwo(const std::string& port, std::optional<milliseconds> step_timeout = {})
+      : store_(storeAt(port)) {
+    elastic::JoinOptions options = optionsFor(port, 2);
+    options.step_timeout = step_timeout;
+    job_ = elastic::Job::join(options);
+    job_->manage("default", group_);
+    is_first_ = job_->recover().rank == 0;
+  }
+
+  void leaves() {
+    if (is_first_) {
+      store_->set(kInView, std::vector<uint8_t>{1});
+      require(endsSoon([this] { return throwsIn<CommError>(); }), "the first is released");
+      goOnAlone();
+    } else {
+      store_->wait({kInView}, kLimit);
+      require(endsSoon([this] { return job_->leave(kLimit); }), "the second leaves at once");
+    }
+  }
+
+  void isAbsent() {
+    if (!is_first_) return beLeftOut();
+    require(!job_->agree(true).ok, "a vote that is missing");
+    goOnAlone();
+  }
+
+  void isSlow() {
+    if (!is_first_) return beLeftOut();
+    require(throwsIn<CommTimeoutError>(), "the operation's timeout");
+    goOnAlone();
+  }
+
+ private:
+  static constexpr const char* kInView = "in the view";
+  static constexpr const char* kDone = "done";
+
+  template <typename Error>
+  bool throwsIn() {
+    at::Tensor tensor = at::ones({3});
+    try {
+      sum(group_, tensor);
+    } catch (const Error&) {
+      return true;
+    }
+    return false;
+  }
+  // Before a wait that would end by its timeout.
+  template <typename Do>
+  static bool endsSoon(Do act) {
+    const auto began = std::chrono::steady_clock::now();
+    const bool good = act();
+    return good && std::chrono::steady_clock::now() - began < kLimit / 10;
+  }
+  void goOnAlone() {
+    require(job_->recover().size == 1, "the first goes on alone");
+    store_->set(kDone, std::vector<uint8_t>{1});
+    job_->leave();
+  }
+  void beLeftOut() {
+    store_->wait({kDone}, kLimit);
+    try {
+      job_->recover();
+    } catch (const ElasticError& error) {
+      return require(error.kind() == ElasticErrorKind::kLeftOut, error.what());
+    }
+    require(false, "it is left out");
+  }
+
+  const StorePtr store_;
+  const ProcessGroupPtr group_ = elastic::makeLocalGroup();
+  std::shared_ptr<elastic::Job> job_;
+  bool is_first_ = false;
+};
+
 // ---- a rank of a group
 
 void expectSum(const ProcessGroupPtr& group, int64_t expected) {
@@ -231,6 +320,9 @@ void run(const Words& words) {
     return expectStandstill(rest.at(0), rest.at(1), {"'default'", "'" + rest.at(1) + "'"});
   }
   if (what == "first") return expectStandstill(rest.at(0), "default", {"mismatch", "allreduce"});
+  if (what == "leaves") return OneOfTwo(rest.at(0)).leaves();
+  if (what == "absent") return OneOfTwo(rest.at(0), kStepTimeout).isAbsent();
+  if (what == "slow") return OneOfTwo(rest.at(0), kStepTimeout).isSlow();
   if (what == "group") return beInOneGroup(rest.at(0), std::stoi(rest.at(1)));
   throw std::runtime_error("unknown: " + what);
 }
