@@ -104,7 +104,7 @@ bool isOfForming(const Failure& failure) {
 }
 
 std::string nextStepInJob(const Failure& failure) {
-  std::string again = "recover() the elastic job";
+  std::string again = "elastic.steps() goes on by itself; a loop of your own calls job.recover()";
   if (failure.in_job == InJob::kOfOneView) {
     again +=
         "; make this group anew in the next view, in build= of elastic.steps(), or have "

@@ -89,6 +89,7 @@ void ElasticMember::want(uint64_t newer_than, const std::set<MemberPair>& unreac
   driver_->loop.post([driver = driver_, newer_than, unreachable, leave_out] {
     if (!driver->core) return;
     driver->core->setReady(true);
+    driver->noteCut(unreachable);
     if (driver->core->view().number > newer_than) return;
     driver->core->cannotReach(unreachable);
     driver->core->leaveOut(leave_out);
@@ -186,12 +187,14 @@ void ElasticMember::setLeaving() {
 
 bool ElasticMember::recordEnd(Deadline deadline, const Cancelled& cancelled) {
   requireOwnProcess();
-  if (!driver_->options.store) return false;
   const auto founding = std::make_shared<Founding>();
-  const auto read = [driver = driver_, founding] { *founding = driver->founding; };
-  if (!driver_->loop.runOnLoop(read, deadline)) return false;
   const View last = driver_->status.view();
   const JobEnd end{std::chrono::system_clock::now(), static_cast<uint32_t>(last.members.size())};
+  const auto tell_visitors = [driver = driver_, founding, end] {
+    *founding = driver->founding;
+    if (driver->place) driver->place->put(keyOfEnd(*founding), encodeEnd(end));
+  };
+  if (!driver_->loop.runOnLoop(tell_visitors, deadline) || !driver_->options.store) return false;
   const auto record = [founding, last, end](JobStore& store) {
     return store.recordEnd(*founding, last, end);
   };

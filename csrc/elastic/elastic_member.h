@@ -90,6 +90,7 @@ class ElasticMember {
   // The members have agreed that the job has ended well: records it in the job's store, for
   // processes that come later. Every member may call it. False: not recorded, since there is no
   // store, it does not answer by the deadline, or serves another job. Does not throw for that.
+  // Those that come to this process's address are told so too, until it leaves.
   bool recordEnd(Deadline deadline, const Cancelled& cancelled = {});
   // Says goodbye, and answers the others until they go on without this member or go too: so one
   // that still waits for an answer gets it; then ends this member's threads. False: it was needed

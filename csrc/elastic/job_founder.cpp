@@ -115,7 +115,12 @@ std::optional<Founding> JobFounder::found(Deadline deadline, const Cancelled& ca
 void JobFounder::tellWaiting(size_t come, const std::optional<ElasticError>& trouble) const {
   std::string line = "elastic job '" + job_ + "': waits for its founders: " + std::to_string(come) +
                      " of " + std::to_string(size_) + " processes have come";
-  if (come == 0 && trouble) line += std::string("; ") + trouble->what();
+  const std::string unanswered = unanswered_ ? unanswered_() : std::string();
+  if (!unanswered.empty()) {
+    line += "; of the listed members these do not answer: " + unanswered;
+  } else if (come == 0 && trouble) {
+    line += std::string("; ") + trouble->what();
+  }
   log(LogLevel::kWarning, line);
 }
 

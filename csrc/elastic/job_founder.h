@@ -6,8 +6,10 @@
 // nothing: what stands in the store decides.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elastic/cancellable_wait.h"
@@ -18,9 +20,15 @@ namespace torchft_ext {
 
 class JobFounder {
  public:
-  // size: of the first view, for a job that is not founded yet; rules: likewise.
-  JobFounder(JobStoreThread& store, std::string job, int size, ElasticRules rules)
-      : store_(store), job_(std::move(job)), size_(static_cast<size_t>(size)), rules_(rules) {}
+  // size: of the first view, for a job that is not founded yet; rules: likewise. unanswered: for
+  // the line in the log that says whom it waits for; null, or empty text: nothing is known.
+  JobFounder(JobStoreThread& store, std::string job, int size, ElasticRules rules,
+             std::function<std::string()> unanswered = {})
+      : store_(store),
+        job_(std::move(job)),
+        size_(static_cast<size_t>(size)),
+        rules_(rules),
+        unanswered_(std::move(unanswered)) {}
 
   struct Place {
     Founding founding;
@@ -41,6 +49,7 @@ class JobFounder {
   const std::string job_;
   const size_t size_;
   const ElasticRules rules_;
+  const std::function<std::string()> unanswered_;
 };
 
 }  // namespace torchft_ext

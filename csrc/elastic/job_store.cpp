@@ -47,19 +47,6 @@ std::string registerOf(const Lineage& lineage) {
   return "witness/" + lineage.hex();
 }
 
-std::string endOf(const Founding& founding) {
-  return "end/" + founding.view.lineage.hex();
-}
-
-std::string encodeEnd(const JobEnd& end) {
-  using std::chrono::seconds;
-  const auto since_epoch = std::chrono::floor<seconds>(end.at.time_since_epoch());
-  ByteWriter writer;
-  writer.u64(static_cast<uint64_t>(since_epoch.count()));
-  writer.u32(end.members);
-  return writer.take();
-}
-
 std::optional<JobEnd> decodeEnd(const std::string& bytes) {
   constexpr uint64_t kYear3000 = 32'503'680'000;  // in seconds; later ones are no times of ours
   ByteReader reader(bytes);
@@ -77,6 +64,19 @@ std::string encodeRegister(const WitnessId& identity, const std::optional<Accept
 }
 
 }  // namespace
+
+std::string keyOfEnd(const Founding& founding) {
+  return "end/" + founding.view.lineage.hex();
+}
+
+std::string encodeEnd(const JobEnd& end) {
+  using std::chrono::seconds;
+  const auto since_epoch = std::chrono::floor<seconds>(end.at.time_since_epoch());
+  ByteWriter writer;
+  writer.u64(static_cast<uint64_t>(since_epoch.count()));
+  writer.u32(end.members);
+  return writer.take();
+}
 
 std::string JobEnd::describe() const {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(at);
@@ -212,13 +212,13 @@ void JobStore::setContacts(const std::vector<Member>& members) {
 }
 
 std::optional<JobEnd> JobStore::end(const Founding& founding) {
-  const auto bytes = get(endOf(founding));
+  const auto bytes = get(keyOfEnd(founding));
   return bytes ? decodeEnd(*bytes) : std::nullopt;
 }
 
 bool JobStore::recordEnd(const Founding& founding, const View& last, const JobEnd& end) {
   const bool is_ours = !restore(founding, last.lineage, last.members).isZero();
-  if (is_ours) first(endOf(founding), encodeEnd(end));
+  if (is_ours) first(keyOfEnd(founding), encodeEnd(end));
   return is_ours;
 }
 

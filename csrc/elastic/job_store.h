@@ -46,6 +46,8 @@ struct JobEnd {
 };
 
 std::string encodeFounding(const Founding& founding);
+std::string keyOfEnd(const Founding& founding);  // below the job's prefix
+std::string encodeEnd(const JobEnd& end);
 std::string encodeMembers(const std::vector<Member>& members);
 
 class JobStore {

@@ -52,8 +52,12 @@ struct ListedStore::Place {
   }
 };
 
-ListedStore::ListedStore(EventLoop& loop, std::weak_ptr<MeetingLinks> links, ListedAddresses listed)
-    : loop_(loop), links_(std::move(links)), listed_(std::move(listed)) {
+ListedStore::ListedStore(EventLoop& loop, std::weak_ptr<MeetingLinks> links, ListedAddresses listed,
+                         std::function<void(const std::string&)> on_look)
+    : loop_(loop),
+      links_(std::move(links)),
+      listed_(std::move(listed)),
+      on_look_(std::move(on_look)) {
   lookForPlace();
 }
 
@@ -114,6 +118,7 @@ void ListedStore::lookForPlace() {
     if (one->hasMet() && (!chosen || one->standingNow() > chosen->standingNow())) chosen = one;
     if (!one->hasMet()) why += (why.empty() ? "" : "; ") + one->whyNot();
   }
+  if (on_look_) on_look_(why);
   const bool stays = place_ && chosen && place_->hasMet() && chosen->address == place_->address;
   for (const auto& one : tried) {
     if (one != chosen || stays) close(one);

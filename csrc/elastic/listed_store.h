@@ -25,8 +25,10 @@ using ListedAddresses = std::function<std::vector<SocketAddress>()>;
 
 class ListedStore final : public ComparingStore {
  public:
-  // The links live on the loop, and are gone with their owner.
-  ListedStore(EventLoop& loop, std::weak_ptr<MeetingLinks> links, ListedAddresses listed);
+  // The links live on the loop, and are gone with their owner. on_look: called after each look with
+  // the addresses that did not answer, and why; empty: all did.
+  ListedStore(EventLoop& loop, std::weak_ptr<MeetingLinks> links, ListedAddresses listed,
+              std::function<void(const std::string& unanswered)> on_look = {});
   ~ListedStore() override;
 
   void set(const std::string& key, const std::string& value) override;
@@ -48,6 +50,7 @@ class ListedStore final : public ComparingStore {
   EventLoop& loop_;
   const std::weak_ptr<MeetingLinks> links_;
   const ListedAddresses listed_;
+  const std::function<void(const std::string&)> on_look_;
   std::shared_ptr<Place> place_;
   Clock::time_point looked_at_{};
 };

@@ -110,11 +110,12 @@ class Operator:
         The store may be away meanwhile.
 
         Raises:
-            LeftOutError: another member goes on alone.
-            Exception: this error: the process has been told to leave.
+            LeftOutError: another member goes on alone, or this process has been told to leave.
         """
         if self._is_leaving():
-            raise error
+            raise LeftOutError(
+                f"this process was told to leave while it waited for an operator's word: {error}"
+            ) from error
         if self._told_of != view:
             _logger.warning(
                 "%s. This member keeps its state and waits for an operator's word: "

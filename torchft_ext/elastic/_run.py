@@ -61,6 +61,7 @@ def run(
     *,
     leave_on: signal.Signals | None = signal.SIGTERM,
     supervise: bool = False,
+    linger: timedelta | None = None,
     **options: Unpack[JoinOptions],
 ) -> Exit:
     """Join a job and train in it, as often as it takes, until the job is over.
@@ -90,6 +91,10 @@ def run(
             only watches over it. A child that hangs while the others go on without it, or stands
             still, is ended; one that ends for a reason that may pass is started again. Call run()
             before anything that must not be done twice.
+        linger: of a job with `members`: a listed process stays for so long after the end of the
+            job, before it closes it, so that processes that come meanwhile are told that the job
+            is over. Without a store nothing else tells them: they would wait for members, or found
+            the job anew. The signal ends it. None: it does not stay.
         options: those of join().
 
     Returns:
@@ -102,19 +107,25 @@ def run(
             cannot go on, or not with this process.
         ElasticError: the store does not answer, founders did not come in time; or `train` has
             returned before the job was over.
-        ValueError, TypeError, RuntimeError: as join().
+        ValueError, TypeError, RuntimeError: as join(). ValueError: `linger` is negative, or given
+            without `members`.
 
     Whatever `train` raises passes through. In each of these cases the process has left the job.
 
     Threads: the main one.
     """
+    if linger is not None and (linger < timedelta(0) or not options.get("members")):
+        raise ValueError(
+            "elastic.run: linger: expected none, or a time and a job with members=, found "
+            f"{linger} and members={list(options.get('members', ()))}"
+        )
     if supervise and not is_supervised():
         supervisor = Supervisor([sys.executable, *sys.orig_argv[1:]])
         with _told_by(leave_on, supervisor.tell):
             sys.exit(supervisor.until_end())
     start_pulse(_away_for, options.get("timeout", _TIMEOUT), _current.leave)
     with _current.leave_flag() as leaving, _told_by(leave_on, _current.leave):
-        return _Runner(train, address, options, leaving).until_end()
+        return _Runner(train, address, options, leaving, linger).until_end()
 
 
 def _away_for() -> float:
@@ -155,11 +166,14 @@ class _Runner:
         address: str | None,
         options: JoinOptions,
         leaving: _C._LeaveFlag,
+        linger: timedelta | None,
     ) -> None:
         self._train = train
         self._address = address
         self._options = options
         self._leaving = leaving
+        # A process that is not listed is not looked for.
+        self._linger_s = linger.total_seconds() if linger and options.get("listen") else 0.0
         self._pause_s = _FIRST_PAUSE_S
 
     def until_end(self) -> Exit:
@@ -183,6 +197,7 @@ class _Runner:
             self._train(job)
             if not job.has_ended():
                 self._refuse_early_end(job)
+            self._wait(self._linger_s)  # others are told that it is over
         except ElasticTimeoutError as error:
             if job.view() is None and not isinstance(error, LeftOutError):  # of a spare
                 raise LeftOutError(str(error)) from error
@@ -204,7 +219,11 @@ class _Runner:
         if lasted_s >= _STEADY_S:
             self._pause_s = _FIRST_PAUSE_S
         _logger.warning("%s: joining again in %.0f s", error, self._pause_s)
-        until = monotonic() + self._pause_s
+        self._wait(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _wait(self, seconds: float) -> None:
+        """Until then, or until this process is told to leave."""
+        until = monotonic() + seconds
         while monotonic() < until and not self._leaving.is_set():
             sleep(_LOOK_EVERY_S)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

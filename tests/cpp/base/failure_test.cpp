@@ -144,17 +144,19 @@ TEST(Failure, OfAGroupThatIsShutDownAdvisesAnotherGroup) {
 TEST(Failure, OfAGroupInAnElasticJobAdvisesWhatBeginsItAnew) {
   Failure failure = lostPeer();
   failure.in_job = InJob::kFollows;
-  EXPECT_TRUE(failure.describe().ends_with("; recover() the elastic job")) << failure.describe();
+  EXPECT_TRUE(failure.describe().ends_with(
+      "; elastic.steps() goes on by itself; a loop of your own calls job.recover()"))
+      << failure.describe();
   failure.in_job = InJob::kOfOneView;
   EXPECT_TRUE(failure.describe().ends_with(
-      "; recover() the elastic job; make this group anew in the next "
+      " calls job.recover(); make this group anew in the next "
       "view, in build= of elastic.steps(), or have job.manage() do so"))
       << failure.describe();
   failure.in_job = InJob::kMadeAnew;
   for (const bool is_shut_down : {false, true}) {  // as the group of a view that is over is
     failure.needs_new_group = is_shut_down;
     EXPECT_TRUE(failure.describe().ends_with(
-        "; recover() the elastic job, and take the group that it makes from job.managed_group()"))
+        " calls job.recover(), and take the group that it makes from job.managed_group()"))
         << failure.describe();
   }
 }

@@ -396,7 +396,7 @@ def after_a_death() -> tuple[float, list[int], float]:
     dist.broadcast(from_first, src=0)
     torchft_ext.backend(group).abort()
     failure = failure_of(lambda: dist.all_reduce(tensor, group=group))
-    assert "recover() the elastic job; make this group anew in the next view" in str(failure)
+    assert "calls job.recover(); make this group anew in the next view" in str(failure)
     return tensor.item(), objects, from_first.item()
 
 

@@ -4,6 +4,7 @@ comes back.
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import timedelta
 
@@ -155,3 +156,51 @@ def run_that(address: str, end: str) -> tuple[str, str]:
     error = failure_of(lambda: elastic.run(train, address, size=1))
     assert error is not None
     return error.type, error.text
+
+
+def test_listed_member_that_lingers_tells_who_comes_that_the_job_is_over(ranks, world, free_port):
+    listed = [f"127.0.0.1:{free_port}"]
+    first = world.start(0, run_one_step, listed, free_port)
+    world.side(0, wait_for_size, 1)
+    late, took = world.on(1, run_one_step_and_time, listed)
+    assert late == (0, elastic.Exit.OVER) and took < PATIENCE / 4
+    world.side(0, leave_once_in, "_wait")
+    assert first.value() == (1, elastic.Exit.OVER)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def run_one_step(listed: list[str], listen: int | None) -> tuple[int, int]:
+    leave_default_group()
+    sizes.clear()
+    attempts.clear()
+    options = {"members": listed, "listen": listen, "key": "the job's key", "size": 1}
+    linger = seconds(PATIENCE)
+    end = elastic.run(train_one_step, linger=linger, timeout=seconds(PATIENCE), **options)
+    return len(attempts), end
+
+
+def run_one_step_and_time(listed: list[str]) -> tuple[tuple[int, int], float]:
+    began = time.monotonic()
+    return run_one_step(listed, None), time.monotonic() - began
+
+
+def train_one_step(job: elastic.Job) -> None:
+    attempts.append(job.id)
+    model = nn.Linear(2, 1)
+    state = elastic.State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in elastic.steps(state, total=1):
+        with step:
+            model(torch.ones(1, 2)).sum().backward()
+            step.commit()
+    sizes.append(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"members": ["a:1"], "linger": -seconds(1.0)}])
+def test_linger_is_a_time_of_a_job_with_members(options):
+    with pytest.raises(ValueError, match="linger: expected none, or a time and a job with members"):
+        elastic.run(lambda _: None, "a:1/b", **{"size": 1, "linger": seconds(1.0), **options})
