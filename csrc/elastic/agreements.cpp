@@ -295,6 +295,9 @@ Answer Agreements::answerOf(const std::map<MemberId, Vote>& votes) {
     answer.last = answer.last || vote.last;
     waiting.insert(vote.waiting.begin(), vote.waiting.end());
   }
+  for (const auto& [member, vote] : votes) {
+    for (const MemberId& id : vote.held_back) waiting.erase(id);
+  }
   answer.waiting.assign(waiting.begin(), waiting.end());
   answer.diverged = haveDiverged(votes);
   answer.ok = answer.ok && !answer.diverged;

@@ -107,11 +107,13 @@ static VoteDigest readDigest(ByteReader& reader) {
 
 static void write(ByteWriter& writer, const Vote& vote) {
   const bool has_digest = !vote.digest.isEmpty();
+  const bool holds_back = !vote.held_back.empty();
   writer.u8(static_cast<uint8_t>((vote.ok ? 1 : 0) | (vote.leaving ? 2 : 0) |
                                  (vote.new_witness ? 4 : 0) | (has_digest ? 8 : 0) |
-                                 (vote.last ? 16 : 0)));
+                                 (vote.last ? 16 : 0) | (holds_back ? 32 : 0)));
   writer.text(vote.note);
   writeAll(writer, vote.waiting);
+  if (holds_back) writeAll(writer, vote.held_back);
   if (has_digest) write(writer, vote.digest);
 }
 static Vote readVote(ByteReader& reader) {
@@ -123,6 +125,7 @@ static Vote readVote(ByteReader& reader) {
   vote.last = (flags & 16) != 0;
   vote.note = reader.text(kLongestNote);
   vote.waiting = readIds(reader);
+  if ((flags & 32) != 0) vote.held_back = readIds(reader);
   if ((flags & 8) != 0) vote.digest = readDigest(reader);
   return vote;
 }
@@ -224,10 +227,13 @@ static AgreementReport readReport(ByteReader& reader) {
 
 static void write(ByteWriter& writer, const Promise& promise) {
   writer.u8(static_cast<uint8_t>(promise.promotion));
-  writer.u8(static_cast<uint8_t>((promise.ready ? 1 : 0) | (promise.leaving ? 2 : 0)));
+  const bool holds_back = !promise.held_back.empty();
+  writer.u8(static_cast<uint8_t>((promise.ready ? 1 : 0) | (promise.leaving ? 2 : 0) |
+                                 (holds_back ? 4 : 0)));
   writeIfAny(writer, promise.accepted);
   writeAll(writer, promise.agreements);
   writeAll(writer, promise.waiting);
+  if (holds_back) writeAll(writer, promise.held_back);
   writeAll(writer, promise.cut);
   writeAll(writer, promise.absent);
   writer.u8(promise.shard ? 1 : 0);
@@ -246,6 +252,7 @@ static Promise readPromise(ByteReader& reader) {
   promise.accepted = readIfAny(reader, readAccepted);
   promise.agreements = readAll(reader, 3, readReport);
   promise.waiting = readAll(reader, kMostMembers, readMember);
+  if ((flags & 4) != 0) promise.held_back = readIds(reader);
   promise.cut = readAll(reader, kMostMembers, readPair);
   promise.absent = readIds(reader);
   promise.shard = readIfAny(reader, [](ByteReader& from) { return from.u32(); });
@@ -255,7 +262,7 @@ static Promise readPromise(ByteReader& reader) {
 
 static bool isKind(uint8_t kind) {
   return kind >= static_cast<uint8_t>(ElasticKind::kVote) &&
-         kind <= static_cast<uint8_t>(ElasticKind::kParted);
+         kind <= static_cast<uint8_t>(ElasticKind::kProbed);
 }
 
 void write(ByteWriter& writer, const View& view) {
@@ -327,6 +334,14 @@ std::string encodeElasticMessage(const ElasticMessage& message) {
       break;
     case ElasticKind::kJoin:
       writeAll(writer, message.members);
+      write(writer, message.reached);
+      break;
+    case ElasticKind::kProbed:
+      writeAll(writer, message.members);
+      writer.text(message.padding);
+      break;
+    case ElasticKind::kProbe:
+      writer.text(message.padding);
       break;
     default:
       break;
@@ -364,6 +379,14 @@ std::optional<ElasticMessage> decodeElasticMessage(std::string_view bytes) {
     case ElasticKind::kJoin:
       message.members = readAll(reader, 1, readMember);
       if (message.members.empty()) return std::nullopt;
+      message.reached = readIdSet(reader);
+      break;
+    case ElasticKind::kProbed:
+      message.members = readAll(reader, kMostMembers, readMember);
+      message.padding = reader.text(kProbeBytes);
+      break;
+    case ElasticKind::kProbe:
+      message.padding = reader.text(kProbeBytes);
       break;
     default:
       break;

@@ -77,10 +77,27 @@ std::set<MemberId> ElasticCore::everybody() const {
   return ids;
 }
 
+std::vector<Member> ElasticCore::newcomers() const {
+  std::vector<Member> all;
+  all.reserve(waiting_.size());
+  for (const auto& [id, member] : waiting_) all.push_back(member);
+  return all;
+}
+
 std::vector<MemberId> ElasticCore::waiting() const {
   std::vector<MemberId> ids;
   ids.reserve(waiting_.size());
-  for (const auto& [id, member] : waiting_) ids.push_back(id);
+  for (const auto& [id, member] : waiting_) {
+    if (!holdsBack(id)) ids.push_back(id);
+  }
+  return ids;
+}
+
+std::vector<MemberId> ElasticCore::heldBack() const {
+  std::vector<MemberId> ids;
+  for (const auto& [id, member] : waiting_) {
+    if (holdsBack(id)) ids.push_back(id);
+  }
   return ids;
 }
 
@@ -299,7 +316,8 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
   if (!rules_.parts.digests_count) vote.digest = {};
   const auto most = static_cast<size_t>(rules_.max_size);
   const size_t room = most - std::min(most, view_.members.size());
-  for (const auto& [id, member] : waiting_) {  // others are spares: nothing is to be done for them
+  vote.held_back = heldBack();
+  for (const MemberId& id : waiting()) {  // others are spares: nothing is to be done for them
     if (vote.waiting.size() >= room) break;
     vote.waiting.push_back(id);
   }
@@ -365,7 +383,8 @@ Promise ElasticCore::promise() const {
   promise.accepted = decision_.accepted();
   promise.agreements = agreements_.reports();
   promise.promotion = agreements_.promotion();
-  for (const auto& [id, member] : waiting_) promise.waiting.push_back(member);
+  promise.waiting = newcomers();
+  promise.held_back = heldBack();
   std::set<MemberPair> cut = cut_;
   for (const auto& [id, loss] : losses_.all()) {
     if (loss == Loss::kUnreachable) cut.insert(std::minmax(self_.id, id));
@@ -490,6 +509,7 @@ ElasticEffects ElasticCore::retry() {
     if (!ready_) return effects;  // the others would wait for its user
     ElasticMessage message = make(ElasticKind::kJoin);
     message.members = {self_};
+    message.reached = reached_;
     for (const MemberId& contact : contacts_) send(effects, contact, message);
     return effects;
   }
@@ -662,6 +682,7 @@ void ElasticCore::forgetOldView() {
   cut_.clear();
   absent_.clear();
   contacts_.clear();
+  reached_.clear();
   seen_ = {};
   for (const Member& member : view_.members) waiting_.erase(member.id);
   losses_.beginView(view_, waiting_);
@@ -698,6 +719,7 @@ std::string ElasticCore::fingerprint() const {
     for (const MemberId& id : set) writer.raw(id.bytes);
   };
   ids(contacts_);
+  ids(reached_);
   writer.raw(seen_.first.bytes);
   writer.u64(seen_.second);
   ids(before_);
@@ -707,6 +729,7 @@ std::string ElasticCore::fingerprint() const {
     writer.u8(static_cast<uint8_t>(loss));
   }
   ids(waiting());
+  ids(heldBack());
   writer.raw(witness_.bytes);
   writer.raw(seed_.bytes);
   for (const auto& [one, other] : cut_) {

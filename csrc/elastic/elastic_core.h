@@ -54,7 +54,8 @@ class ElasticCore {
   const std::map<MemberId, Loss>& losses() const { return losses_.all(); }
   // Members of the view before that are not in this one: how they were lost, where that is known.
   const std::map<MemberId, Loss>& lostBefore() const { return lost_before_; }
-  // Newcomers that ask for a place.
+  // Newcomers that ask for a place; and those of them that this member does not hold back.
+  std::vector<Member> newcomers() const;
   std::vector<MemberId> waiting() const;
   bool wanted() const { return decision_.isWanted(); }
   // Whose word is awaited: for an agreement, or for a proposal of this member's.
@@ -71,6 +72,10 @@ class ElasticCore {
   void cannotReach(const std::set<MemberPair>& pairs) { cut_.insert(pairs.begin(), pairs.end()); }
   // These are to be left out of the next view unless they await it.
   void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
+  // These newcomers are not to be taken in yet, by this member's word, which its votes and promises
+  // carry: the others heed it. In place of those that were told before.
+  void holdBack(const std::set<MemberId>& ids) { held_back_ = ids; }
+  bool holdsBack(const MemberId& id) const { return held_back_.contains(id); }
   void setLeaving() { leaving_ = true; }
   // The identity of the store to that lineage, as this member finds it: the next view of it may
   // appoint it. Zero: none.
@@ -85,6 +90,9 @@ class ElasticCore {
   ElasticEffects beginLineage(const Lineage& lineage);
   // Of a newcomer: whom it asks. False: it has a place, or these are known already.
   bool setContacts(std::vector<MemberId> contacts);
+  // Of a newcomer: the processes that it has reached, and that have reached it. Members take it in
+  // once it says so of all of them.
+  void setReached(const std::set<MemberId>& ids) { reached_ = ids; }
   // Of a newcomer: is none of those whom it asks alive any more?
   bool isForsaken() const;
 
@@ -124,6 +132,7 @@ class ElasticCore {
   ViewSecret secretOf(const Lineage& lineage, uint64_t number) const;
   bool isInView() const { return state_ == State::kActive || state_ == State::kStopped; }
 
+  std::vector<MemberId> heldBack() const;
   void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onJoin(Effects& effects, const ElasticMessage& message);
@@ -159,6 +168,7 @@ class ElasticCore {
   State state_ = State::kJoining;
   View view_;
   std::vector<MemberId> contacts_;
+  std::set<MemberId> reached_;
   // Of a newcomer: the last view that it was told and that is without it.
   std::pair<Lineage, uint64_t> seen_;
   Losses losses_;
@@ -167,6 +177,7 @@ class ElasticCore {
   std::map<MemberId, Member> waiting_;
   std::set<MemberPair> cut_;
   std::set<MemberId> absent_;
+  std::set<MemberId> held_back_;
   WitnessId witness_;
   ViewSecret seed_;
   bool unsealed_ = false;  // left out by a view whose seal nobody checked: it is not passed on

@@ -30,6 +30,10 @@ enum class ElasticKind : uint8_t {
   kJoin = 11,  // a newcomer: `members` holds it
   // The sender has begun a lineage of its own: in this one it is not there any more.
   kParted = 12,
+  // A newcomer tries the way to another process, and back: both carry `padding`. The driver's, not
+  // the core's (elastic/way_probes.h).
+  kProbe = 13,
+  kProbed = 14,  // the answer; `members`: whom else the newcomer has to reach
 };
 
 // Has it taken part in an agreement of this view that was ok?
@@ -52,12 +56,13 @@ struct Promise {
   std::optional<AcceptedView> accepted;
   std::vector<AgreementReport> agreements;  // its last two, in order
   Promotion promotion = Promotion::kNo;
-  std::vector<Member> waiting;    // newcomers that it knows
-  std::vector<MemberPair> cut;    // that it knows: pairs that cannot connect, its own and others'
-  std::vector<MemberId> absent;   // to be left out unless they are ready; see nextView()
-  std::optional<uint32_t> shard;  // whose only copy it may hold; nothing: of none
-  WitnessId witness;              // the identity of the store that it reaches; zero: none
-  bool ready = false;             // its user awaits a view
+  std::vector<Member> waiting;      // newcomers that it knows
+  std::vector<MemberId> held_back;  // newcomers that are not to be taken in yet
+  std::vector<MemberPair> cut;      // that it knows: pairs that cannot connect, its own and others'
+  std::vector<MemberId> absent;     // to be left out unless they are ready; see nextView()
+  std::optional<uint32_t> shard;    // whose only copy it may hold; nothing: of none
+  WitnessId witness;                // the identity of the store that it reaches; zero: none
+  bool ready = false;               // its user awaits a view
   bool leaving = false;
   friend bool operator==(const Promise&, const Promise&) = default;
 };
@@ -73,7 +78,9 @@ struct ElasticMessage {
   std::set<MemberPair> cut;     // kVote, kCompleted: of which the one has lost the other
   Promise promise;              // kPromise
   std::optional<View> view;     // kAccept, kView
-  std::vector<Member> members;  // kJoin: the sender
+  std::vector<Member> members;  // kJoin: the sender; kProbed
+  std::set<MemberId> reached;   // kJoin: with whom it has exchanged probes
+  std::string padding;          // kProbe, kProbed
   friend bool operator==(const ElasticMessage&, const ElasticMessage&) = default;
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "elastic/admission.h"
 #include "elastic/job_store.h"
 #include "elastic/listed_store.h"
 #include "elastic/proposal.h"
@@ -29,6 +30,8 @@ struct ElasticOptions {
   // is what who comes there has to know. Empty: not so.
   ListedAddresses listed;
   std::string key;
+  // After a view whose members could not connect: see elastic/admission.h.
+  Duration backoff = Admission::kBackoff;
   // A view is over: its generations have to fail. On a thread of the member's own; may block.
   std::function<void(uint64_t view, const std::string& why)> on_stopped;
   // For those who ask how the job is: whom this process's operations wait for, each in a clause. On

@@ -47,14 +47,18 @@ MemberDriver::MemberDriver(ElasticOptions given)
       server([this](const MemberId& to, uint64_t number, const StoreAnswer& answer) {
         replyTo(to, number, answer);
       }),
-      client(loop, [this](const MemberId& host, uint64_t number, const StoreCall& call) {
-        sendCall(host, number, call);
-      }) {}
+      client(loop, [this](const MemberId& host, uint64_t number,
+                          const StoreCall& call) { sendCall(host, number, call); }),
+      admission(options.backoff) {}
 
 std::unique_ptr<JobStoreThread> MemberDriver::makeListed() {
   if (!options.listed) return nullptr;
-  const auto connect = [this] {
-    return std::make_unique<ListedStore>(loop, links, options.listed);
+  const auto noted = [unanswered = unanswered](const std::string& addresses) {
+    const MutexLock lock(unanswered->mutex);
+    unanswered->addresses = addresses;
+  };
+  const auto connect = [this, noted] {
+    return std::make_unique<ListedStore>(loop, links, options.listed, noted);
   };
   return std::make_unique<JobStoreThread>(options.job, connect, "", /*may_witness=*/false);
 }
@@ -62,7 +66,11 @@ std::unique_ptr<JobStoreThread> MemberDriver::makeListed() {
 // ---- joining
 
 void MemberDriver::start(Deadline deadline, const Cancelled& cancelled) {
-  const JobFounder founder(meeting(), options.job, options.size, options.rules);
+  const auto unansweredNow = [unanswered = unanswered] {
+    const MutexLock lock(unanswered->mutex);
+    return unanswered->addresses;
+  };
+  const JobFounder founder(meeting(), options.job, options.size, options.rules, unansweredNow);
   listen(deadline);
   const JobFounder::Place found = founder.findPlace(status.self(), deadline, cancelled);
   status.setRules(found.founding.rules);
@@ -129,6 +137,7 @@ MemberNetwork::Events MemberDriver::events() {
     client.connectedAgain(id);
   };
   events.on_disconnected = [this](const MemberId& id) {
+    loseWay(id);
     if (core && !gone_soon.contains(id)) carryOut(core->disconnected(id));
   };
   events.on_lost = [this](const MemberId& id, Loss loss, const std::string& how) {
@@ -157,6 +166,8 @@ void MemberDriver::begin(const JobFounder::Place& found) {
     core.emplace(me, founding.rules, ids);
   }
   core->setSeed(ViewSecret::random());
+  began = Clock::now();
+  ways.setTargets({ids.begin(), ids.end()});
   arm();
   tick();
 }
@@ -196,11 +207,11 @@ JobReport MemberDriver::report() const {
 
 std::vector<ReportedMember> MemberDriver::reportWaiting() const {
   std::vector<ReportedMember> waiting;
-  for (const MemberId& id : core->waiting()) {
+  for (Member& newcomer : core->newcomers()) {
     if (waiting.size() >= kMostReported) break;
     ReportedMember one;
-    one.member = network->memberOf(id);
-    if (!one.member.id.isZero()) waiting.push_back(std::move(one));
+    one.member = std::move(newcomer);
+    waiting.push_back(std::move(one));
   }
   return waiting;
 }
@@ -218,7 +229,9 @@ void MemberDriver::arm() {
 // Only while something is awaited is anything said again.
 void MemberDriver::tick() {
   ++ticks;
+  holdBack();
   const bool joining = core->state() == ElasticCore::State::kJoining;
+  if (joining) probeWays();
   if (joining && ticks % kTicksBetweenQuestions == 0) lookForContacts();
   const bool question = ticks % kTicksBetweenQuestions == 0;
   // Who waits for a place may wait for long.
@@ -273,6 +286,96 @@ void MemberDriver::tellStopped(uint64_t view_number, const std::string& why) {
   stop_thread.post([stopped = options.on_stopped, view_number, why] { stopped(view_number, why); });
 }
 
+void MemberDriver::noteCut(const std::set<MemberPair>& pairs) {
+  const auto memberOf = [this](const MemberId& id) {
+    return id == core->self().id ? core->self() : network->memberOf(id);
+  };
+  for (const auto& [one, other] : pairs) {
+    const std::string hosts =
+        admission.couldNotConnect(memberOf(one), memberOf(other), Clock::now());
+    if (hosts.empty()) continue;
+    log(LogLevel::kWarning,
+        "elastic job '" + options.job + "': members on " + hosts +
+            " could not connect to each other; while a member runs on the one, no process on the "
+            "other is taken in for " +
+            formatSeconds(options.backoff) + ": look for a firewall, or a broken link");
+  }
+  holdBack();
+}
+
+void MemberDriver::holdBack() {
+  std::vector<Member> members = core->view().members;
+  std::erase_if(members, [&](const Member& one) { return core->losses().contains(one.id); });
+  core->holdBack(admission.heldBack(members, core->newcomers(), Clock::now()));
+}
+
+// ---- the way to others
+
+void MemberDriver::probeWays() {
+  const auto now = Clock::now();
+  for (const MemberId& id : ways.due(now)) {
+    if (!network->knows(id)) continue;
+    network->prepare(id);
+    if (network->hasUnsent(id)) continue;  // no connection stands
+    ways.sent(id, now);
+    sendProbe(id, std::string(kProbeBytes, '\0'));
+  }
+  // Who has to be reached changes: one of those that are, after the other, says so.
+  if (ticks % kTicksBetweenQuestions == 0 && !ways.reached().empty()) {
+    const auto turn = static_cast<size_t>(ticks / kTicksBetweenQuestions) % ways.reached().size();
+    sendProbe(*std::next(ways.reached().begin(), static_cast<std::ptrdiff_t>(turn)), {});
+  }
+  const std::vector<MemberId> unreached = ways.unreached();
+  if (told_unreached || unreached.empty() || now - began < WayProbes::kTellAfter) return;
+  told_unreached = true;
+  log(LogLevel::kWarning, "elastic job '" + options.job + "': not taken in yet: no " +
+                              std::to_string(kProbeBytes) + " bytes get through to " +
+                              status.nameOf(unreached.front()) + " and back");
+}
+
+void MemberDriver::sendProbe(const MemberId& to, const std::string& padding) {
+  ElasticMessage probe;
+  probe.kind = ElasticKind::kProbe;
+  probe.padding = padding;
+  FrameHeader header;
+  header.type = FrameType::kElastic;
+  network->send(to, header, encodeElasticMessage(probe));
+}
+
+void MemberDriver::onProbe(const MemberId& from, const ElasticMessage& probe) {
+  ElasticMessage answer;
+  answer.kind = ElasticKind::kProbed;
+  answer.padding = probe.padding;
+  if (core->state() != ElasticCore::State::kLeftOut) {
+    answer.members = core->view().members;
+    for (Member& other : core->newcomers()) answer.members.push_back(std::move(other));
+  }
+  FrameHeader header;
+  header.type = FrameType::kElastic;
+  network->send(from, header, encodeElasticMessage(answer));
+}
+
+// What a process says that is no member itself, such as another newcomer, is not about whom to
+// reach.
+void MemberDriver::onProbed(const MemberId& from, const ElasticMessage& answer) {
+  if (core->state() != ElasticCore::State::kJoining) return;
+  std::set<MemberId> targets;
+  for (const Member& member : answer.members) {
+    if (member.id == core->self().id) continue;
+    network->introduce(member);
+    targets.insert(member.id);
+  }
+  if (targets.contains(from)) ways.setTargets(std::move(targets));
+  if (answer.padding.size() == kProbeBytes && ways.answered(from)) {
+    core->setReached(ways.reached());
+  }
+  if (ways.unreached().empty()) carryOut(core->retry());
+}
+
+void MemberDriver::loseWay(const MemberId& id) {
+  if (core && ways.lose(id)) core->setReached(ways.reached());
+}
+
 void MemberDriver::onNewView() {
   const View& now = core->view();
   sole_holders.beginView();
@@ -287,6 +390,7 @@ void MemberDriver::onNewView() {
   stays_undecided = false;
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
+  holdBack();
   if (place) tellVisitors();
   if (!now.members.empty() && now.members.front().id == core->self().id) publish();
 }
@@ -389,7 +493,9 @@ void MemberDriver::hearContacts(const std::vector<Member>& members,
   if (end && core->state() == ElasticCore::State::kJoining) return status.setJobOver(*end);
   for (const Member& member : members) network->introduce(member);
   const std::vector<MemberId> ids = idsOf(members);
-  const bool alone = !ids.empty() && !core->setContacts(ids) && core->isForsaken();
+  const bool are_new = !ids.empty() && core->setContacts(ids);
+  if (are_new) ways.setTargets({ids.begin(), ids.end()});
+  const bool alone = !ids.empty() && !are_new && core->isForsaken();
   looks_without_members = alone ? looks_without_members + 1 : 0;
   if (looks_without_members >= 2) status.setForsaken(members);  // before, others may be taking over
 }
@@ -456,6 +562,8 @@ void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,
 void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
   const auto message = decodeElasticMessage(payload);
   if (!message) return;
+  if (message->kind == ElasticKind::kProbe) return onProbe(from, *message);
+  if (message->kind == ElasticKind::kProbed) return onProbed(from, *message);
   if (message->kind == ElasticKind::kJoin) {
     const std::string why = objectionToNewcomer(message->members.front(), network->memberOf(from));
     if (!why.empty()) return logRefused(status.nameOf(from), why);
@@ -467,6 +575,10 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
   const bool was_gone = isGone();
   const ElasticEffects effects = core->receive(from, *message);
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
+  if (message->kind == ElasticKind::kJoin) {
+    admission.hasReached(from, message->reached);
+    holdBack();
+  }
   // By its own word: it lives and will not come, which nobody else tells.
   if (!was_gone && isGone()) {
     noteEnd();
@@ -485,6 +597,7 @@ void MemberDriver::logRefused(const std::string& whose, const std::string& why) 
 void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how) {
   if (!core) return;
   client.onLost(id);
+  loseWay(id);
   if (isFinal(loss)) noteEnd();
   stopForming(id, isFinal(loss) ? endOf(id, loss) : how);
   lose(id, loss);

@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/task_thread.h"
+#include "elastic/admission.h"
 #include "elastic/elastic_core.h"
 #include "elastic/elastic_options.h"
 #include "elastic/job_founder.h"
@@ -24,9 +26,16 @@
 #include "elastic/member_status.h"
 #include "elastic/sole_holders.h"
 #include "elastic/view_store_client.h"
+#include "elastic/way_probes.h"
 #include "net/event_loop.h"
 
 namespace torchft_ext {
+
+// Of the listed members, by the last look at them. Written on the store's thread.
+struct UnansweredAddresses {
+  Mutex mutex;
+  std::string addresses GUARDED_BY(mutex);  // with the reasons; empty: all answer
+};
 
 struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   static constexpr milliseconds kTick{20};
@@ -76,6 +85,16 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   std::string endOf(const MemberId& id, Loss loss) const;
   // The attempt to form the view is over, if that member is in it.
   void stopForming(const MemberId& lost, const std::string& how);
+  // These pairs of a view's members could not connect, and the view came to nothing for that.
+  void noteCut(const std::set<MemberPair>& pairs);
+  // Of a newcomer: probes to those that it has to reach; and where it has waited for long, a line
+  // in the log that says whom it does not reach.
+  void probeWays();
+  void sendProbe(const MemberId& to, const std::string& padding);
+  void onProbe(const MemberId& from, const ElasticMessage& probe);
+  void onProbed(const MemberId& from, const ElasticMessage& answer);
+  void loseWay(const MemberId& id);
+  void holdBack();  // tells the core which newcomers are not to be taken in yet
   void onNewView();
   void tellVisitors();
   void tick();
@@ -89,7 +108,8 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   const ElasticOptions options;
   MemberStatus status;
   EventLoop loop;
-  std::shared_ptr<MeetingLinks> links;           // loop
+  std::shared_ptr<MeetingLinks> links;  // loop
+  const std::shared_ptr<UnansweredAddresses> unanswered = std::make_shared<UnansweredAddresses>();
   JobStoreThread store;                          // of the witness
   const std::unique_ptr<JobStoreThread> listed;  // null: the members meet in the store
   TaskThread stop_thread;                        // on_stopped may block
@@ -115,6 +135,10 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   bool forming = false;
   std::set<MemberId> gone_soon;
   SoleHolders sole_holders;
+  Admission admission;
+  WayProbes ways;
+  Clock::time_point began{};
+  bool told_unreached = false;
   bool unpublished = false;  // newcomers do not find this view's members yet
   int looks_without_members = 0;
   std::set<MemberId> before;      // of the view before: who is left out has to be told

@@ -130,6 +130,9 @@ void takeIn(View& next, const std::map<MemberId, Promise>& promises, const std::
   for (const auto& [member, promise] : promises) {
     for (const Member& newcomer : promise.waiting) waiting.emplace(newcomer.id, newcomer);
   }
+  for (const auto& [member, promise] : promises) {
+    for (const MemberId& id : promise.held_back) waiting.erase(id);
+  }
   for (auto& [id, newcomer] : waiting) {
     if (next.members.size() >= static_cast<size_t>(max_size)) return;
     if (gone.contains(id) || next.has(id)) continue;

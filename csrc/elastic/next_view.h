@@ -18,8 +18,9 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
                                  const std::set<MemberId>& going);
 
 // Members: the promisers that are not gone and stay, in the order of `base`; then newcomers that
-// they know, up to max_size. Witness: the store that the promisers reach. Voters: those who are
-// voters of `base`; its learners too where one of its agreements was ok.
+// they know and that none of them holds back, up to max_size. Witness: the store that the promisers
+// reach. Voters: those who are voters of `base`; its learners too where one of its agreements was
+// ok.
 //
 // A promiser that is not ready stays, unless another one calls it absent and those that are ready
 // can go on without all such: they are more than half of those that vote (half is enough in a view

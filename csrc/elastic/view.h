@@ -45,11 +45,12 @@ struct VoteDigest {
 // What one member says in an agreement.
 struct Vote {
   bool ok = false;
-  bool leaving = false;           // it goes once the agreement is over
-  bool new_witness = false;       // it knows of one that the next view should appoint
-  bool last = false;              // its user says that nothing is to come after this agreement
-  std::string note;               // the caller's bytes
-  std::vector<MemberId> waiting;  // newcomers that it knows
+  bool leaving = false;             // it goes once the agreement is over
+  bool new_witness = false;         // it knows of one that the next view should appoint
+  bool last = false;                // its user says that nothing is to come after this agreement
+  std::string note;                 // the caller's bytes
+  std::vector<MemberId> waiting;    // newcomers that it knows
+  std::vector<MemberId> held_back;  // newcomers that are not to be taken in yet
   VoteDigest digest;
   friend bool operator==(const Vote&, const Vote&) = default;
 };
@@ -58,7 +59,7 @@ struct Vote {
 struct Answer {
   bool ok = false;
   std::map<MemberId, std::string> notes;  // of who voted
-  std::vector<MemberId> waiting;          // ascending
+  std::vector<MemberId> waiting;          // ascending; without those that somebody holds back
   std::vector<MemberId> leaving;          // ascending
   bool new_witness = false;               // for the next view to appoint
   bool diverged = false;                  // not ok: digests that have to be equal are not
@@ -117,7 +118,8 @@ struct AcceptedView {
 inline constexpr size_t kMostMembers = 65536;
 inline constexpr size_t kLongestRecord = 4096;
 inline constexpr size_t kLongestNote = size_t{1} << 20;
-inline constexpr size_t kLongestDigest = 16;  // of each of its two parts
+inline constexpr size_t kProbeBytes = size_t{64} << 10;  // more than any MTU
+inline constexpr size_t kLongestDigest = 16;             // of each of its two parts
 // Members are two agreements apart at most.
 inline constexpr size_t kMostOutcomes = 4;
 

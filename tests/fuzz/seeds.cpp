@@ -183,12 +183,14 @@ void elasticMessages() {
     vote.ok = true;
     vote.note = "note";
     vote.digest = {"0123456789abcdef", 1, "fedcba9876543210"};
+    vote.held_back = {numbered<MemberId>(9)};
     message.votes[numbered<MemberId>(2)] = vote;
     message.completed = {numbered<MemberId>(2), numbered<MemberId>(3)};
     message.cut = {{numbered<MemberId>(1), numbered<MemberId>(2)}};
     message.promise.accepted = AcceptedView{message.ballot, elasticView()};
     message.promise.agreements = {{1, vote, std::nullopt, false}};
     message.promise.waiting = {{numbered<MemberId>(9), 0, "record"}};
+    message.promise.held_back = {numbered<MemberId>(9)};
     message.view = elasticView();
     message.members = {{numbered<MemberId>(9), 0, "record"}};
     seed("elastic_message", std::to_string(kind), encodeElasticMessage(message));

@@ -25,7 +25,7 @@ SAMPLES = 1000
 BATCH = 4
 DIGEST_EVERY = 25  # steps
 LIMIT = timedelta(seconds=1)  # a member silent for so long is left out
-TIMEOUT = timedelta(seconds=40)
+TIMEOUT = timedelta(seconds=80)  # who was cut off from a member is taken in a minute later
 STEP_TIMEOUT = timedelta(seconds=2)  # a member whose program hangs for so long is left out
 
 

@@ -41,6 +41,13 @@ void expectDiverged(const std::vector<VoteDigest>& digests) {
   EXPECT_TRUE(answer.diverged);
 }
 
+TEST(Agreements, ANewcomerWaitsForAPlaceUnlessOneMemberHoldsItBack) {
+  std::map<MemberId, Vote> votes{{idOfMember(0), yes({})}, {idOfMember(1), yes({})}};
+  votes[idOfMember(0)].waiting = {idOfMember(5), idOfMember(6)};
+  votes[idOfMember(1)].held_back = {idOfMember(5)};
+  EXPECT_EQ(Agreements::answerOf(votes).waiting, std::vector<MemberId>{idOfMember(6)});
+}
+
 TEST(Agreements, EqualDigestsAreOk) {
   expectOk({{"a", 0, ""}, {"a", 0, ""}, {"a", 0, ""}});
   expectOk({{"a", 0, "x"}, {"a", 0, "x"}});
@@ -87,6 +94,16 @@ TEST(Agreements, DigestsTravelWithVotes) {
     ASSERT_TRUE(read);
     EXPECT_EQ(*read, message);
   }
+}
+TEST(Agreements, NewcomersThatAreHeldBackTravelWithVotesAndPromises) {
+  ElasticMessage vote = voteWith({});
+  vote.votes[idOfMember(0)].held_back = {idOfMember(5), idOfMember(6)};
+  EXPECT_EQ(decodeElasticMessage(encodeElasticMessage(vote)), vote);
+  ElasticMessage promise;
+  promise.kind = ElasticKind::kPromise;
+  promise.promise.held_back = {idOfMember(5)};
+  promise.promise.ready = true;
+  EXPECT_EQ(decodeElasticMessage(encodeElasticMessage(promise)), promise);
 }
 TEST(Agreements, LongerDigestsAreNotRead) {
   const std::string long_part(17, 'a');

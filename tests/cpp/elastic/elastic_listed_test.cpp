@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpp/elastic/elastic_jobs.h"
+#include "cpp/support/captured_log.h"
 #include "cpp/support/wait_for.h"
 
 namespace torchft_ext {
@@ -141,6 +142,17 @@ TEST_F(ElasticListed, AJobIsFoundedByProcessesThatKnowAddresses) {
   EXPECT_EQ(awaitView(members[2], 0), view);
 }
 
+TEST_F(ElasticListed, WhoWaitsSaysWhichOfTheListedDoNotAnswer) {
+  const CapturedLog log;
+  auto second = join(1, 2);
+  const std::string missing = "127.0.0.1:" + std::to_string(ports_[0]) + ": ";
+  EXPECT_TRUE(waitFor([&] { return CapturedLog::contains("these do not answer: " + missing); }));
+  const std::string own = "127.0.0.1:" + std::to_string(ports_[1]) + ": ";
+  EXPECT_FALSE(CapturedLog::contains(own));
+  const MemberPtr first = join(0, 2).get();
+  second.get();
+}
+
 TEST_F(ElasticListed, ANewcomerFindsTheJobWhereTheFirstOfTheListIsGone) {
   auto members = found(3);
   awaitView(members[0], 0);
@@ -203,6 +215,24 @@ TEST_F(ElasticListed, NobodyFoundsTheJobAnewAtOneThatWasLeftOut) {
   // Others than it knew may be there, so they are waited for.
   const ElasticError error = whyNoView(newcomer, 0, std::chrono::seconds(3));
   EXPECT_EQ(error.kind(), ElasticErrorKind::kTimeout) << error.what();
+}
+
+TEST_F(ElasticListed, WhoComesToAMemberThatStaysAfterTheEndIsToldOfIt) {
+  auto members = found(2);
+  awaitView(members[0], 0);
+  const MemberPtr spare = join(7, 2).get();
+  auto waiting = std::async(std::launch::async, [&] { return whyNoView(spare, 0); });
+  for (const MemberPtr& member : members) {
+    EXPECT_FALSE(member->recordEnd(Deadline::after(kLong)));  // that is no record
+  }
+  members.erase(members.begin());
+  EXPECT_EQ(waiting.get().kind(), ElasticErrorKind::kJobOver);
+  try {
+    join(8, 2).get();
+    FAIL() << "expected that the job is over";
+  } catch (const JobOverError& error) {
+    EXPECT_EQ(error.members(), 2);
+  }
 }
 
 TEST_F(ElasticListed, WhoDoesNotKnowTheKeyIsNotLetIn) {

@@ -331,6 +331,16 @@ TEST(ElasticModel, FourMembersWithACutLink) {
 TEST(ElasticModel, Newcomers) {
   expectSafe(newcomers());
 }
+// In votes and promises, of agreements that end by the view and of those that end by the next one.
+TEST(ElasticModel, NewcomersThatAreHeldBack) {
+  ElasticWorldOptions options = newcomers();
+  options.members = 2;
+  options.newcomers = 1;
+  options.holds = 1;
+  options.deaths = 0;
+  options.views = 2;
+  expectSafe(options);
+}
 TEST(ElasticModel, TheStoresRule) {
   expectSafe(storesRule());
 }

@@ -53,9 +53,8 @@ TEST(ElasticMember, ASpareIsNothingToDoFor) {
   job.awaitViews(0);
   const auto spare = job.join(2);
   auto place = awaitView(spare, 0);
-  for (int tries = 0; tries < 500 && job.members[0]->waiting().empty(); ++tries) {
-    job.agree(1, {true, true});
-  }
+  const Deadline deadline = Deadline::after(kLong);
+  while (job.members[0]->waiting().empty() && !deadline.expired()) job.agree(1, {true, true});
   ASSERT_EQ(job.members[0]->waiting().size(), 1U);
   EXPECT_TRUE(job.agree(1, {true, true})[0].waiting.empty());
   job.members.pop_back();  // there is room now
@@ -85,6 +84,41 @@ TEST(ElasticMember, ANewcomerIsHandedTheJobByMembersThatAllGo) {
   job.members = {newcomer};
   expectOneView({place.get()}, 2, 1);
   EXPECT_TRUE(job.agree(2, {true})[0].ok);
+}
+
+// A newcomer of another host; one member alone knows that it could not connect to it.
+TEST(ElasticMember, AHostThatCouldNotBeConnectedToIsTakenInLaterUnderWhateverId) {
+  static constexpr std::chrono::seconds kBackoff{2};
+  JobOfMembers job;
+  const auto joinFrom = [&job](const std::string& ip) {
+    ElasticOptions options = job.options(2);
+    options.bind_address = *SocketAddress::fromNumeric(ip, 0);
+    options.backoff = kBackoff;
+    return std::async(std::launch::async,
+                      [options] { return ElasticMember::join(options, Deadline::after(kLong)); });
+  };
+  std::vector<std::future<MemberPtr>> founding;
+  for (int i = 0; i < 2; ++i) founding.push_back(joinFrom("127.0.0.1"));
+  for (auto& one : founding) job.members.push_back(one.get());
+  job.awaitViews(0);
+  const auto somebodyWaits = [](const Answer& answer) { return !answer.waiting.empty(); };
+  MemberPtr other = joinFrom("127.0.0.2").get();
+  auto place = awaitView(other, 0);
+  ASSERT_TRUE(job.agreeUntil(1, somebodyWaits));
+  job.awaitViews(1);
+  ASSERT_EQ(place.get().members.size(), 3U);
+
+  const auto failed_at = Clock::now();
+  auto second = awaitView(job.members[1], 2);
+  const MemberPair cut = std::minmax(job.members[0]->id(), other->id());
+  const View without = job.members[0]->awaitView(2, Deadline::after(kLong), {}, {cut});
+  expectOneView({without, second.get()}, 3, 2);
+  other = joinFrom("127.0.0.2").get();
+  place = awaitView(other, 0);
+  ASSERT_TRUE(job.agreeUntil(3, somebodyWaits));
+  EXPECT_GE(Clock::now() - failed_at, kBackoff);
+  job.awaitViews(3);
+  EXPECT_EQ(place.get().members.size(), 3U);
 }
 
 TEST(ElasticMember, ANewcomerIsToldThatTheJobHasEnded) {

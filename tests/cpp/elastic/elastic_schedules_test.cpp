@@ -76,6 +76,7 @@ struct Beside {
   bool hand_over = false;  // members leave and die, and all newcomers find what the store has
   int divergences = 0;     // not 0: votes have digests
   int exclusions = 0;      // and as many recoveries
+  int holds = 0;           // not 0: there are newcomers
 };
 
 struct Schedule {
@@ -101,6 +102,8 @@ struct Schedule {
     options.divergences = beside.divergences;
     options.exclusions = options.recoveries = beside.exclusions;
     options.digests = beside.divergences > 0;
+    options.holds = beside.holds;
+    if (beside.holds > 0) options.newcomers = 2;
     if (beside.hand_over) {
       options.newcomers = 3;
       options.witness = options.store_rule = true;
@@ -188,6 +191,11 @@ TEST(ElasticSchedules, OfEightMembersOfWhomSomeHang) {
   Beside beside;
   beside.exclusions = 4;
   runSchedules(8, full() ? 20000 : 1000, 1500, beside);
+}
+TEST(ElasticSchedules, OfFourMembersThatHoldNewcomersBack) {
+  Beside beside{relaying(), 1, 2};
+  beside.holds = 4;
+  runSchedules(4, full() ? 20000 : 2000, 600, beside);
 }
 TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {
   ElasticParts parts = relaying();

@@ -100,6 +100,11 @@ bool ElasticWorld::canPart(int i) const {
          core(i).state() == ElasticCore::State::kStopped;
 }
 
+bool ElasticWorld::canHold(int i, int newcomer) const {
+  return canPart(i) && newcomer >= options_.members && !dead(newcomer) &&
+         !core(i).view().has(idOfMember(newcomer)) && !core(i).holdsBack(idOfMember(newcomer));
+}
+
 std::vector<ElasticAction> ElasticWorld::actions() const {
   using Kind = ElasticAction::Kind;
   std::vector<ElasticAction> all;
@@ -135,6 +140,9 @@ std::vector<ElasticAction> ElasticWorld::actions() const {
     for (int j = 0; left_.suspicions > 0 && j < size(); ++j) {
       if (canSuspect(i, j)) all.push_back({Kind::kSuspect, i, j});
     }
+    for (int j = options_.members; left_.holds > 0 && j < size(); ++j) {
+      if (canHold(i, j)) all.push_back({Kind::kHold, i, j});
+    }
   }
   if (options_.witness && left_.witness_restarts > 0) all.push_back({Kind::kRestart, 0, 0});
   if (options_.witness && left_.witness_losses > 0) all.push_back({Kind::kLoseWitness, 0, 0});
@@ -160,6 +168,7 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
     return possible ? std::optional(action) : std::nullopt;
   };
   if (dead(a)) return std::nullopt;
+  if (left_.holds > 0 && random() % 4 == 0) return only(canHold(a, b), {Kind::kHold, a, b});
   if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
   if (left_.recoveries + left_.exclusions > 0 && random() % 2 == 0) {
     if (!canPart(a)) return std::nullopt;
@@ -373,6 +382,10 @@ void ElasticWorld::take(const ElasticAction& action) {
       recover(action.a, {all.begin(), all.end()});
       break;
     }
+    case Kind::kHold:
+      --left_.holds;
+      cores_[a].holdBack({idOfMember(action.b)});
+      break;
     case Kind::kHeal:
       heal();
       break;
@@ -494,7 +507,8 @@ std::string ElasticWorld::settle() {
   left_.divergences = 0;
   left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = left_.breaks = 0;
   left_.heals = false;
-  left_.recoveries = left_.exclusions = 0;
+  left_.recoveries = left_.exclusions = left_.holds = 0;
+  for (ElasticCore& core : cores_) core.holdBack({});
   for (int round = 0; round < 40 && history_.wrong().empty(); ++round) {
     runQuietly();
     if (!history_.wrong().empty()) return history_.wrong();
@@ -570,7 +584,7 @@ std::string ElasticWorld::fingerprint() const {
        {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
         static_cast<int>(store_.identity()), store_.isLost() ? 1 : 0, left_.partings, left_.leaves,
-        left_.breaks, left_.divergences, left_.recoveries, left_.exclusions}) {
+        left_.breaks, left_.divergences, left_.recoveries, left_.exclusions, left_.holds}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const View& view : accepted_by_parted_) writer.text(encodeView(view));
@@ -580,10 +594,10 @@ std::string ElasticWorld::fingerprint() const {
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 19> kNames = {
+  static const std::array<const char*, 20> kNames = {
       "deliver", "vote",  "die",     "detect",       "suspect", "retry", "want",
       "witness", "reply", "restart", "lose witness", "heal",    "look",  "part",
-      "leave",   "break", "end",     "recover",      "exclude"};
+      "leave",   "break", "end",     "recover",      "exclude", "hold"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

@@ -55,6 +55,7 @@ struct ElasticWorldOptions {
   int breaks = 0;            // a connection breaks: what is on its way there is lost
   int recoveries = 0;        // a user awaits a view; all others are at work, or hang
   int exclusions = 0;        // the same, and it calls all others absent
+  int holds = 0;             // a member holds a newcomer back, and no other one any more
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;         // at any moment, once, all of them
@@ -84,6 +85,7 @@ struct ElasticAction {
     kEnd,    // the same, and b sees that
     kRecover,
     kExclude,
+    kHold,  // a holds b back
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
@@ -142,6 +144,7 @@ class ElasticWorld {
   bool canSuspect(int i, int j) const;
   bool mayVote(int i) const;
   bool canPart(int i) const;
+  bool canHold(int i, int newcomer) const;
   std::optional<ElasticAction> nextQuietly() const;
   std::optional<ElasticAction> drawFault(std::mt19937_64& random) const;
   std::optional<ElasticAction> drawStep(std::mt19937_64& random) const;

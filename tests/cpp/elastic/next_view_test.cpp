@@ -63,6 +63,15 @@ TEST(NextView, KeepsWhoCannotConnectToOneThatIsLeftOutAsAbsent) {
             (std::vector<MemberId>{idOf(2), idOf(3)}));
 }
 
+TEST(NextView, IsWithoutANewcomerThatOnePromiserHoldsBack) {
+  std::map<MemberId, Promise> promises = {{idOf(1), {}}, {idOf(2), {}}};
+  promises[idOf(1)].waiting = {{idOf(3), 0, {}}, {idOf(4), 0, {}}};
+  promises[idOf(2)].waiting = {{idOf(3), 0, {}}};
+  promises[idOf(2)].held_back = {idOf(3)};
+  EXPECT_EQ(idsOf(nextView(viewOf(2), promises, {}, rules()).members),
+            (std::vector<MemberId>{idOf(1), idOf(2), idOf(4)}));
+}
+
 // Members 1 to `ready` await a view; the first of them calls all others absent.
 std::map<MemberId, Promise> waitingFor(uint8_t size, uint8_t ready) {
   std::map<MemberId, Promise> promises;
