@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
-    {python, libtorch} -> c10d -> engines -> {host, nccl} -> device -> {comm, elastic}
+    {python, libtorch} -> c10d -> engines -> {host, nccl, staged} -> device -> {comm, elastic}
     -> {liveness, membership} -> net -> base; {embed, child} -> host; elastic for c10d alone;
     device_child -> {child, engines}
 
@@ -30,6 +30,7 @@ LEVEL = {
     "device": 4,
     "host": 5,
     "nccl": 5,
+    "staged": 5,
     "engines": 6,
     "embed": 6,
     "child": 6,
@@ -41,14 +42,15 @@ LEVEL = {
 # A layer that only these may include, of those above it.
 KNOWN_TO = {
     "elastic": {"c10d"},
-    "device": {"nccl", "engines", "c10d", "python", "device_child"},
+    "device": {"nccl", "staged", "engines", "c10d", "python", "device_child"},
     "nccl": {"engines"},
+    "staged": {"engines"},
     "engines": {"c10d", "device_child"},
     "embed": set[str](),
     "child": {"device_child"},
     "device_child": set[str](),
 }
-WITH_TORCH = ("device", "nccl", "engines", "device_child", "c10d", "libtorch", "python")
+WITH_TORCH = ("device", "nccl", "staged", "engines", "device_child", "c10d", "libtorch", "python")
 PUBLIC = "torchft_ext"
 PUBLIC_TORCH = "torchft_ext/torch/"
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")

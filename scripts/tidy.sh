@@ -18,7 +18,7 @@ analyse() {
   local file=$1 status=0
   # shellcheck disable=SC2086
   case $file in
-    csrc/c10d/* | csrc/device/* | csrc/device_child/* | csrc/engines/* | csrc/nccl/* | csrc/libtorch/* | csrc/python/*) # what sees torch
+    csrc/c10d/* | csrc/device/* | csrc/device_child/* | csrc/engines/* | csrc/nccl/* | csrc/staged/* | csrc/libtorch/* | csrc/python/*) # what sees torch
       "$tidy" --quiet "$file" -- $own_flags $torch_flags || status=1
       ;;
     *) "$tidy" --quiet "$file" -- $own_flags || status=1 ;;

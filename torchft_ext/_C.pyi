@@ -39,6 +39,7 @@ class Options(_Backend.Options):
         poison: bool = False,
         high_priority_stream: bool = False,
         blocking_wait: bool = False,
+        staged: bool | None = None,
     ) -> None:
         """Check the values. Nothing is opened or sent.
 
@@ -55,6 +56,7 @@ class Options(_Backend.Options):
             poison: whether outputs of failed device operations become NaN.
             high_priority_stream: whether device operations run on streams of high priority.
             blocking_wait: whether wait() of device operations blocks the host too.
+            staged: whether "ft:host" takes device tensors through host memory.
 
         Raises:
             ValueError: If a time is not positive, the heartbeat or ask_after is out of its bounds,
@@ -168,6 +170,17 @@ class Options(_Backend.Options):
         """bool: wait() of device operations blocks the host too, and raises their failures.
 
         Default: False.
+        """
+
+    @property
+    def staged(self) -> bool | None:
+        """bool or None: "ft:host" takes device tensors too, through host memory, without NCCL.
+
+        As gloo does: wait() blocks until the results are in the tensors. Without a device in this
+        process: CPU tensors alone. With another backend than "ft:host" (or "gloo", where it is
+        replaced), making the group raises ValueError.
+
+        Default: True for groups in gloo's place, else False.
         """
 
 class Backend(_Backend):

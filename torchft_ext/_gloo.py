@@ -56,6 +56,7 @@ def replace_gloo() -> AbstractContextManager[object]:
 
     The replacement applies to ``init_process_group`` and ``new_group`` with "gloo" and with specs
     such as "cpu:gloo,cuda:nccl", to DeviceMesh, and to calls of ``ProcessGroupGloo(...)``.
+    Such groups take device tensors as gloo does, through host memory (Options.staged).
     ``dist.get_backend()`` and ``isinstance(..., ProcessGroupGloo)`` still say gloo; use
     backends_of() to find out. It does not apply to names that the program imported from torch
     before, to 'ft:gloo', and to the classes of torchft_ext.process_group over gloo.

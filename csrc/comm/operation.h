@@ -150,7 +150,10 @@ struct Operation {
   Shape output_shape;
   Duration timeout{0};                 // its limit, counted from issue
   std::shared_ptr<DeviceSide> device;  // null: host memory
-  std::shared_ptr<void> keep_alive;    // whatever owns the buffers; released after completion
+  // Of a host operation whose tensors are on a device: what takes them through host memory
+  // (staged/). Until then the buffers are the device's. Null: they are host memory.
+  std::shared_ptr<DeviceSide> staged;
+  std::shared_ptr<void> keep_alive;  // whatever owns the buffers; released after completion
   // Host memory: what is copied to the buffers when the operation's turn has come, and from them
   // when it is through, before a success is told. May be empty.
   std::vector<StridedCopy> loads;

@@ -32,12 +32,15 @@ struct EngineRequest {
   std::optional<c10::Device> bound_device;  // its communicator is made with each generation
   bool high_priority = false;               // of the streams that operations run on
   std::shared_ptr<PoolRegistry> memory{};   // of the engine that it replaces; null: its own
+  bool staged = false;  // an engine for the CPU: takes device tensors through host memory
 };
 
 struct MadeEngine {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<const DevicePlatform> platform{};  // null: host memory alone
   std::shared_ptr<PoolRegistry> memory{};            // null: no pools can be registered
+  std::shared_ptr<const DevicePlatform> staged{};    // of tensors that go through host memory
+  std::string why_not_staged{};  // where that was asked for, and this process has no device
 };
 
 // This process cannot have the engine.

@@ -76,7 +76,10 @@ std::optional<WaitInquiry::Wait> LongWaits::waitOf(const std::shared_ptr<OpState
   WaitInquiry::Wait wait{op};
   if (isCollective(op->kind())) {
     const Collectives::First first = queues_.collectives->first();
-    if (first.state != op) return std::nullopt;
+    // An engine above may have given it a state of its own, with the same place.
+    const bool same_place =
+        first.state && op->place() != kNoPlace && first.state->place() == op->place();
+    if (first.state != op && !same_place) return std::nullopt;
     wait.root = first.root;
     for (int other = 0; other < size(); ++other) {
       if (other != lifecycle_->identity().rank && !queues_.has_left(other))

@@ -33,6 +33,7 @@ c10::intrusive_ptr<FtOptions> optionsOf(const char* caller, const GroupOptions& 
   options->poison = given.poison;
   options->high_priority_stream = given.high_priority_stream;
   options->blocking_wait = given.blocking_wait;
+  options->staged = given.staged;
   return options;
 }
 

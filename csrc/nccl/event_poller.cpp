@@ -14,7 +14,7 @@
 
 #include "base/fork.h"
 #include "base/log.h"
-#include "nccl/event_pool.h"
+#include "device/event_pool.h"
 
 namespace torchft_ext {
 namespace {

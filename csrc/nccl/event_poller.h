@@ -32,8 +32,8 @@
 
 #include "base/threads.h"
 #include "comm/op_state.h"
+#include "comm/outstanding.h"
 #include "nccl/device_comm.h"
-#include "nccl/outstanding.h"
 
 namespace torchft_ext {
 

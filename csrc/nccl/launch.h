@@ -15,11 +15,11 @@
 #include <optional>
 #include <vector>
 
+#include "comm/outstanding.h"
 #include "device/stream_side.h"
 #include "nccl/device_call.h"
 #include "nccl/generation_comms.h"
 #include "nccl/nccl_threads.h"
-#include "nccl/outstanding.h"
 #include "nccl/peers_left.h"
 #include "nccl/stream_tails.h"
 

@@ -31,6 +31,9 @@ struct NcclPlatform : DevicePlatform {
 // looked for), a version too old.
 std::variant<std::shared_ptr<const NcclPlatform>, std::string> ncclPlatform();
 
+// The device alone, for an engine that needs no library on it; or why there is none.
+std::variant<std::shared_ptr<const DevicePlatform>, std::string> devicePlatform();
+
 // Takes the place of the real one, for all engines made later.
 void setNcclPlatformForTest(std::shared_ptr<const NcclPlatform> platform);
 

@@ -6,10 +6,10 @@
 
 #include <memory>
 
+#include "device/event_pool.h"
 #include "nccl/call_threads.h"
 #include "nccl/comm_reaper.h"
 #include "nccl/event_poller.h"
-#include "nccl/event_pool.h"
 
 namespace torchft_ext {
 

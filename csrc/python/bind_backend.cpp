@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/log.h"
@@ -107,6 +108,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> createGroup(const StorePtr& store, const 
   std::vector<c10::DeviceType> types;
   types.reserve(devices.size());
   for (const std::string& device : devices) types.push_back(c10::Device(device).type());
+  // Of a group whose device tensors go through host memory torch was told nothing of the device.
+  const auto& staged = backend->devices().staged();
+  if (staged && std::find(types.begin(), types.end(), staged->type()) == types.end())
+    types.push_back(staged->type());
   return c10::make_intrusive<FtProcessGroup>(store, backend, types);
 }
 

@@ -25,7 +25,8 @@ c10::intrusive_ptr<FtOptions> makeOptions(
     const py::object& timeout_limit, const py::object& interface_name, const py::object& ports,
     const py::object& local_sockets, const py::object& heartbeat_limit,
     const py::object& ask_after_time, const py::object& nan_check, const py::object& poison,
-    const py::object& high_priority_stream, const py::object& blocking_wait) {
+    const py::object& high_priority_stream, const py::object& blocking_wait,
+    const py::object& staged) {
   const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
   const std::optional<Milliseconds> heartbeat =
       optionalLimitOf("Options: heartbeat", heartbeat_limit);
@@ -51,6 +52,7 @@ c10::intrusive_ptr<FtOptions> makeOptions(
   options->poison = switchOf("Options: poison", poison);
   options->high_priority_stream = switchOf("Options: high_priority_stream", high_priority_stream);
   options->blocking_wait = switchOf("Options: blocking_wait", blocking_wait);
+  options->staged = optionalSwitchOf("Options: staged", staged);
   return options;
 }
 
@@ -83,7 +85,7 @@ void bind_options(py::module_& module) {
            py::arg("local_sockets") = py::none(), py::arg("heartbeat") = py::none(),
            py::arg("ask_after") = py::none(), py::arg("nan_check") = py::none(),
            py::arg("poison") = false, py::arg("high_priority_stream") = false,
-           py::arg("blocking_wait") = false, docs::Options::init)
+           py::arg("blocking_wait") = false, py::arg("staged") = py::none(), docs::Options::init)
       // For Backend.options, of which torch makes copies.
       .def("__copy__", &copyOf)
       .def(
@@ -100,7 +102,8 @@ void bind_options(py::module_& module) {
       .def_readonly("poison", &FtOptions::poison, docs::Options::poison)
       .def_readonly("high_priority_stream", &FtOptions::high_priority_stream,
                     docs::Options::high_priority_stream)
-      .def_readonly("blocking_wait", &FtOptions::blocking_wait, docs::Options::blocking_wait);
+      .def_readonly("blocking_wait", &FtOptions::blocking_wait, docs::Options::blocking_wait)
+      .def_readonly("staged", &FtOptions::staged, docs::Options::staged);
   module.def("_network_options", &networkOptions, py::arg("options"), py::arg("store"),
              py::call_guard<py::gil_scoped_release>());
   module.def("_shared_plans", &sharedPlans, py::call_guard<py::gil_scoped_release>());

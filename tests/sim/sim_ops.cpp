@@ -121,24 +121,31 @@ void copyOnDevice(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-void copyToHost(const at::Tensor& from, const at::Tensor& to) {
+// Into pinned memory a copy that need not be waited for runs in stream order, as on a real device.
+void copyToHost(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   SimStream& stream = currentStream(from.device().index());
+  if (non_blocking && to.is_pinned()) {
+    enqueue(stream, {useOf(from)}, [source = alias(from), to] { to.copy_(source); });
+    return;
+  }
   stream.synchronize();
   to.copy_(alias(from));
 }
 
-void copyFromHost(const at::Tensor& from, const at::Tensor& to) {
+// From pinned memory it is read when the stream comes to the copy.
+void copyFromHost(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  const bool later = non_blocking && from.is_pinned();
   enqueue(currentStream(to.device().index()), {useOf(to)},
-          [staged = from.clone(), target = alias(to)] { target.copy_(staged); });
+          [staged = later ? from : from.clone(), target = alias(to)] { target.copy_(staged); });
 }
 
-at::Tensor copyFrom(const at::Tensor& from, const at::Tensor& to, bool /*non_blocking*/) {
+at::Tensor copyFrom(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (onDevice(from) && onDevice(to)) {
     copyOnDevice(from, to);
   } else if (onDevice(from)) {
-    copyToHost(from, to);
+    copyToHost(from, to, non_blocking);
   } else {
-    copyFromHost(from, to);
+    copyFromHost(from, to, non_blocking);
   }
   return to;
 }

@@ -218,8 +218,6 @@ CheckedReduction reductionOf(const Argument& argument, const at::Tensor& tensor,
     TORCH_CHECK_TYPE(c10::isIntegralType(type, /*includeBool=*/true), argument.text(),
                      ": ReduceOp ", toString(*bitwise), ": expected integers or bool, found ",
                      tensor.scalar_type());
-    TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu(), argument.text(), ": ReduceOp ", toString(*bitwise),
-                                ": expected a CPU tensor, found one on ", tensor.device());
     return {*dtype, *bitwise};
   }
   return {*dtype, kindOf(argument, reduce_op, *dtype == DType::kBool)};

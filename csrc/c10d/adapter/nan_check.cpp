@@ -10,14 +10,6 @@
 namespace torchft_ext {
 namespace {
 
-// Which of its buffers an operation reads: see comm/operation.h.
-const std::vector<Buffer>& readBy(const Prepared& prepared) {
-  const Operation& operation = prepared.operation;
-  const bool in_place = operation.kind == OpKind::kAllreduce ||
-                        (operation.kind == OpKind::kBroadcast && prepared.rank == operation.root);
-  return in_place ? operation.outputs : operation.inputs;
-}
-
 // Those that lie one behind the other are one.
 std::vector<Buffer> merge(const std::vector<Buffer>& buffers) {
   std::vector<Buffer> merged;
@@ -78,7 +70,7 @@ std::vector<at::Tensor> contributionsOf(const Prepared& prepared) {
   }
   std::vector<Buffer> plain;
   const ContiguousCopy* last = nullptr;  // the parts of one follow each other
-  for (const Buffer& buffer : readBy(prepared)) {
+  for (const Buffer& buffer : prepared.reads()) {
     if (buffer.bytes == 0) continue;
     const ContiguousCopy* contiguous_copy = contiguousCopyAt(buffer, prepared.loads);
     if (contiguous_copy == nullptr) {

@@ -53,6 +53,12 @@ at::Tensor Prepared::readableFor(const at::Tensor& tensor, const std::vector<at:
   return contiguousCopy(tensor, /*loaded=*/true, /*stored=*/false);
 }
 
+const std::vector<Buffer>& Prepared::reads() const {
+  const bool in_place = operation.kind == OpKind::kAllreduce ||
+                        (operation.kind == OpKind::kBroadcast && rank == operation.root);
+  return in_place ? operation.outputs : operation.inputs;
+}
+
 void releaseElsewhere(std::vector<at::Tensor> tensors) {
   const bool shared = std::all_of(tensors.begin(), tensors.end(),
                                   [](const at::Tensor& tensor) { return tensor.use_count() > 1; });

@@ -26,6 +26,8 @@ struct Prepared {
   // engine knows it to be the same memory (in_place).
   at::Tensor readableFor(const at::Tensor& tensor, const std::vector<at::Tensor>& written,
                          const void* in_place = nullptr);
+  // Which of its buffers the operation reads: see comm/operation.h.
+  const std::vector<Buffer>& reads() const;
 
   Operation operation;
   int rank = 0;                     // this one's, in the generation that it is laid out for

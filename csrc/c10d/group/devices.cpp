@@ -9,6 +9,7 @@ std::vector<c10::DeviceType> Devices::types() const {
   std::vector<c10::DeviceType> types;
   if (host_) types.push_back(c10::DeviceType::CPU);
   if (platform_) types.push_back(platform_->type());
+  if (staged_) types.push_back(staged_->type());
   return types;
 }
 
@@ -32,13 +33,13 @@ void Devices::checkServed(const char* op, const c10::Device& device) const {
         c10::DeviceTypeName(platform_->type(), /*lower_case=*/true), ":...'");
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(platform_, op,
+  const DevicePlatform* served = platform_ ? platform_.get() : staged_.get();
+  TORCH_CHECK_NOT_IMPLEMENTED(served != nullptr, op,
                               ": tensors: this group serves CPU tensors only, found tensors on ",
                               device, ": ", why_none_);
-  TORCH_CHECK_NOT_IMPLEMENTED(device.type() == platform_->type(), op,
-                              ": tensors: expected tensors on ",
-                              c10::DeviceTypeName(platform_->type()), host_ ? " or CPU" : "",
-                              ", found tensors on ", device);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      device.type() == served->type(), op, ": tensors: expected tensors on ",
+      c10::DeviceTypeName(served->type()), host_ ? " or CPU" : "", ", found tensors on ", device);
 }
 
 std::optional<c10::Device> Devices::forBarrier(const std::vector<int64_t>& chosen,

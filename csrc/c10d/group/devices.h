@@ -1,4 +1,5 @@
-// Which tensors a group serves: the CPU's, a device's, or both. Immutable; any thread.
+// Which tensors a group serves: the CPU's, a device's, or both; device tensors by an engine for
+// them, or through host memory (staged). Immutable; any thread.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,12 +15,18 @@ namespace torchft_ext {
 
 class Devices {
  public:
-  // platform: null where device tensors are not served; why_none then says why.
-  Devices(bool host, std::shared_ptr<const DevicePlatform> platform, std::string why_none)
-      : host_(host), platform_(std::move(platform)), why_none_(std::move(why_none)) {}
+  // platform: null where no engine serves device tensors; why_none then says why. staged: whose
+  // tensors go through host memory; null: none.
+  Devices(bool host, std::shared_ptr<const DevicePlatform> platform, std::string why_none,
+          std::shared_ptr<const DevicePlatform> staged = nullptr)
+      : host_(host),
+        platform_(std::move(platform)),
+        staged_(std::move(staged)),
+        why_none_(std::move(why_none)) {}
 
   bool host() const { return host_; }
   const std::shared_ptr<const DevicePlatform>& platform() const { return platform_; }
+  const std::shared_ptr<const DevicePlatform>& staged() const { return staged_; }
   const std::string& whyNone() const { return why_none_; }
   std::vector<c10::DeviceType> types() const;
 
@@ -39,6 +46,7 @@ class Devices {
 
   bool host_;
   std::shared_ptr<const DevicePlatform> platform_;
+  std::shared_ptr<const DevicePlatform> staged_;
   std::string why_none_;
 };
 

@@ -27,8 +27,18 @@ EngineKind::Outcome makeOf(const EngineKind& kind, const EngineRequest& request)
 }
 
 EngineChoice choiceOf(MadeEngine made, bool host, std::string why_no_device) {
-  return {std::move(made.engine), Devices(host, std::move(made.platform), std::move(why_no_device)),
+  return {std::move(made.engine),
+          Devices(host, std::move(made.platform), std::move(why_no_device), std::move(made.staged)),
           std::move(made.memory)};
+}
+
+// What an engine for the CPU does with device tensors, as an error says it.
+std::string whyNotOnDevices(const EngineKind& kind, const EngineRequest& request,
+                            const MadeEngine& made) {
+  if (kind.for_devices) return "";
+  if (request.staged) return made.staged ? "they go through host memory" : made.why_not_staged;
+  return "use the backend 'ft', which serves both, or Options(staged=True), with which they go "
+         "through host memory";
 }
 
 using Choice = std::variant<EngineChoice, Failure>;
@@ -57,8 +67,9 @@ Choice engineAlone(const EngineKind& kind, const EngineRequest& request) {
   TORCH_CHECK_NOT_IMPLEMENTED(not_here == nullptr, "the backend 'ft:", kind.name, "' needs ",
                               kind.library, ": ", not_here == nullptr ? "" : not_here->why,
                               "; use 'ft:host' for CPU tensors");
-  return choiceOf(std::get<MadeEngine>(std::move(outcome)), !kind.for_devices,
-                  kind.for_devices ? "" : "use the backend 'ft', which serves both");
+  auto& made = std::get<MadeEngine>(outcome);
+  std::string why_none = whyNotOnDevices(kind, request, made);
+  return choiceOf(std::move(made), !kind.for_devices, std::move(why_none));
 }
 
 }  // namespace
@@ -81,7 +92,12 @@ std::variant<EngineChoice, Failure> engineOrFailure(const std::string& name,
   TORCH_CHECK_NOT_IMPLEMENTED(
       name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
   const EngineRequest request{[&] { return hostEngine(hostOptionsOf(options, store)); },
-                              bound_device, options.high_priority_stream, std::move(memory)};
+                              bound_device, options.high_priority_stream, std::move(memory),
+                              options.staged.value_or(false)};
+  TORCH_CHECK_VALUE(!request.staged || name == "host",
+                    "Options.staged: expected it with the backend 'ft:host', whose device tensors "
+                    "go through host memory then; found 'ft",
+                    name == "ft" ? "" : ":" + name, "'");
   const EngineRegistry& registry = engineRegistry();
   if (name == "ft") return engineForAll(registry.all(), request);
   const auto kind = registry.find(name);

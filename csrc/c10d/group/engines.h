@@ -25,8 +25,9 @@ struct EngineChoice {
 
 // "ft": CPU tensors, and device tensors by the first registered engine for devices that this
 // process can have; CPU tensors alone where there is none. A registered name ("host": the CPU
-// engine, shared by all groups with equal options; "nccl": device tensors, by NCCL): that engine
-// alone; NotImplementedError with the reason where this process cannot have it. "gloo":
+// engine, shared by all groups with equal options, with Options.staged for device tensors too where
+// this process has a device; "nccl": device tensors, by NCCL): that engine alone;
+// NotImplementedError with the reason where this process cannot have it. "gloo":
 // NotImplementedError, with what to use instead. ValueError for other names and for bad options;
 // RuntimeError where no port or thread can be had. bound_device: its communicator is made with each
 // generation. memory: of the engine that it replaces, whose memory pools it takes over.

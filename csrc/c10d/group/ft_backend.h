@@ -252,7 +252,7 @@ class FtBackend : public c10d::Backend {
 
   RankInGeneration enter() const;
   TensorAdapter adapter() const {
-    return {enter(), devices().platform().get()};
+    return {enter(), devices().platform().get()};  // what is staged is reduced on the CPU
   }
   WorkPtr submit(PreparedCall call, bool asynchronous = true);
   static WorkPtr completed(WorkPtr work);

@@ -20,6 +20,7 @@ struct Made {
 };
 
 std::variant<Made, Failure> make(const GroupSpec& spec) {
+  if (!spec.options->staged && spec.backend_name == "gloo") spec.options->staged = true;
   auto choice = engineOrFailure(spec.engine, *spec.options, spec.store, spec.bound_device);
   if (auto* failure = std::get_if<Failure>(&choice)) return std::move(*failure);
   Made made;

@@ -32,6 +32,8 @@ struct FtOptions : c10d::Backend::Options {
   bool poison = false;                // failed ones leave NaN in their outputs
   bool high_priority_stream = false;  // of the streams they run on
   bool blocking_wait = false;         // wait() blocks its caller, not only its stream
+  // By the engine "host", through host memory; unset: where the group stands in gloo's place.
+  std::optional<bool> staged;
 };
 
 }  // namespace torchft_ext

@@ -78,6 +78,16 @@ c10::TypePtr typeOf(const FtWork::Outputs& outputs) {
   return outputs.size() > 1 ? c10::ListType::create(std::move(list)) : list;
 }
 
+// Of outputs on a device: callbacks then run under streams, and what they enqueue comes before
+// whatever waits for their own futures.
+std::vector<c10::Device> devicesOf(const FtWork::Outputs& outputs) {
+  for (const auto& tensors : outputs) {
+    for (const at::Tensor& tensor : tensors)
+      if (!tensor.is_cpu()) return {tensor.device()};
+  }
+  return {};
+}
+
 c10::IValue valueOf(const FtWork::Outputs& outputs) {
   if (outputs.empty()) return c10::IValue(std::vector<at::Tensor>());
   return outputs.size() > 1 ? c10::IValue(outputs) : c10::IValue(outputs.front());
@@ -313,7 +323,7 @@ c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFuture() {
   guard_.check("this operation");
   if (device_) return deviceFuture();
   return promised(&FtWork::future_, [this] {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(typeOf(outputs_));
+    auto future = c10::make_intrusive<c10::ivalue::Future>(typeOf(outputs_), devicesOf(outputs_));
     auto complete = [future, states = states_, outputs = outputs_] {
       if (const FailurePtr failed = firstFailure(states)) {
         future->setError(exceptionPtr(failed));

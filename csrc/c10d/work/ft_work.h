@@ -11,9 +11,11 @@
 // a registry of the issuing thread, by its tensors. wait(), synchronize() and check() take it out,
 // before they do anything else; completion does not, since wait_tensor() still owes the failure.
 //
-// On device tensors: wait() makes the current stream wait, and blocks its caller only for a
-// barrier, an explicit timeout or Options(blocking_wait=True). It raises what is known by then;
-// check() what becomes of the operation. The future is completed at once, in stream order.
+// On device tensors that an engine for them serves: wait() makes the current stream wait, and
+// blocks its caller only for a barrier, an explicit timeout or Options(blocking_wait=True). It
+// raises what is known by then; check() what becomes of the operation. The future is completed at
+// once, in stream order. What goes through host memory (Options.staged) is an operation on host
+// memory here: its results are in the tensors once it is complete.
 #pragma once
 
 #include <torch/headeronly/version.h>

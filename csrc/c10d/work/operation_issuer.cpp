@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "c10d/adapter/nan_check.h"
+#include "c10d/adapter/staging.h"
 #include "comm/callback_path.h"
 
 namespace torchft_ext {
@@ -105,8 +106,7 @@ OperationIssuer::WorkPtr OperationIssuer::submit(PreparedCall call) {
       devices().of(toString(call.operations.front().operation.kind), allTensors(call.operations));
   if (!device.is_cpu() && coalescing_.collecting()) {
     // Each comes behind what its caller has enqueued on the stream that is current now.
-    for (Prepared& one : call.operations)
-      if (!one.side) placement_.place(device, one);
+    for (Prepared& one : call.operations) put(device, one);
   }
   if (WorkPtr work = coalescing_.collect(call.operations, call.described)) return work;
   return issue(std::move(call), device);
@@ -166,10 +166,20 @@ OperationIssuer::WorkPtr OperationIssuer::issue(PreparedCall call, const c10::De
   return work;
 }
 
+// Once for each operation; again: nothing.
+void OperationIssuer::put(const c10::Device& device, Prepared& prepared) {
+  if (prepared.side || prepared.operation.staged) return;
+  if (const auto& staged = devices().staged()) {
+    stage(prepared, device, *staged, settings_.nan_check);
+  } else {
+    placement_.place(device, prepared);
+  }
+}
+
 Operation OperationIssuer::operationOf(Prepared& prepared, const c10::Device& device) {
   if (settings_.nan_check && device.is_cpu()) checkForNan(prepared);
-  if (!prepared.side && !device.is_cpu()) placement_.place(device, prepared);
-  if (!prepared.side) {
+  if (!device.is_cpu()) put(device, prepared);
+  if (!prepared.side && !prepared.operation.staged) {
     prepared.operation.loads = loadsOf(prepared.loads);
     prepared.operation.stores = storesOf(prepared.stores);
   }

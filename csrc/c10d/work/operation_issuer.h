@@ -65,6 +65,7 @@ class OperationIssuer {
   WorkPtr issue(PreparedCall call, const c10::Device& device, SuccessHooks::Keys keys = {});
   WorkPtr issueBlock(Coalescing::Collected& collected);
   void complete(Prepared& prepared);
+  void put(const c10::Device& device, Prepared& prepared);  // among the device's streams
   std::optional<BucketTag> bucketOf(const Prepared& prepared) const;
   Operation operationOf(Prepared& prepared, const c10::Device& device);
   FtWork::States issueInGroup(std::vector<Operation> operations);

@@ -5,7 +5,7 @@
 
 #include "cpp/nccl/nccl_cluster.h"
 #include "device/on_device.h"
-#include "nccl/event_pool.h"
+#include "device/event_pool.h"
 #include "nccl/stream_pool.h"
 #include "sim_stream.h"
 

@@ -245,7 +245,15 @@ def options_of_python() -> dict[str, object]:
 
 
 # Of groups on plain memory: what is for tensors, or for devices, is not there.
-FOR_TENSORS = {"engine", "nan_check", "device", "poison", "high_priority_stream", "blocking_wait"}
+FOR_TENSORS = {
+    "engine",
+    "nan_check",
+    "device",
+    "poison",
+    "high_priority_stream",
+    "blocking_wait",
+    "staged",
+}
 # What is unset in GroupOptions has these values, which docs/contract.md has too.
 PLAIN = {"name": "comm", "interface": "", "port_range": "", "local_sockets": True}
 

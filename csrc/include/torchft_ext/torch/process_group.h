@@ -65,6 +65,8 @@ struct GroupOptions {
   bool poison = false;                               // failed ones leave NaN in their outputs
   bool high_priority_stream = false;                 // of the streams they run on
   bool blocking_wait = false;  // wait() blocks its caller, and not its stream alone
+  // Engine "host": device tensors go through host memory, without NCCL.
+  std::optional<bool> staged = std::nullopt;
 };
 
 // For programs without exceptions: what was made, or why it was not.

@@ -1,10 +1,10 @@
 // Events for reuse, by device and whether they are timed: making one costs a call into the driver,
 // and some drivers wait for the device when one is destroyed.
 //
-// Owner: the process's NCCL threads. An event returns when its last owner lets go, on that owner's
-// thread; the pool itself lives until no event is out. In a forked child events are left alone:
-// they are the parent's. So are they at exit, where none can be destroyed (device/devices_end.h).
-// Threads: any. Never blocks.
+// Owner: the process's threads of an engine. An event returns when its last owner lets go, on that
+// owner's thread; the pool itself lives until no event is out. In a forked child events are left
+// alone: they are the parent's. So are they at exit, where none can be destroyed
+// (device/devices_end.h). Threads: any. Never blocks.
 #pragma once
 
 #include <c10/core/Event.h>

@@ -1,4 +1,4 @@
-#include "nccl/outstanding.h"
+#include "comm/outstanding.h"
 
 namespace torchft_ext {
 

@@ -1,4 +1,4 @@
-#include "nccl/event_pool.h"
+#include "device/event_pool.h"
 
 #include <tuple>
 
