@@ -48,7 +48,7 @@ class LongWaits : public std::enable_shared_from_this<LongWaits> {
 
   void begin(Queues queues, const Post& post);
   void end();
-  // From a member that waits: `place` of its collective, or IssueLog::kNoPlace.
+  // From a member that waits: `place` of its collective, or kNoPlace.
   void onQuestion(int rank, uint64_t place);
   // False: this payload is no report.
   bool onReport(int rank, const std::string& payload);
