@@ -8,8 +8,8 @@ reaches all.
 
 from __future__ import annotations
 
+import argparse
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -23,19 +23,10 @@ BLOCK = 50
 WARM_UP = 50
 
 
-def time_calls(call: Callable[[], object], count: int) -> list[float]:
-    times = []
-    for _ in range(count):
-        start = time.monotonic()
-        call()
-        times.append(time.monotonic() - start)
-    return times
-
-
-def measure(address: str, world: int, count: int) -> dict[str, list[float]]:
+def measure(command: ranks.Message) -> ranks.Message:
     from torchft_ext import elastic
 
-    job = elastic.join(f"{address}/agree{world}", size=world, timeout=LIMIT)
+    job = elastic.join(f"{command['address']}/agree", size=command["world"], timeout=LIMIT)
     job.recover()
     calls: dict[str, Callable[[], object]] = {
         "agree": lambda: job.agree(True),
@@ -43,28 +34,17 @@ def measure(address: str, world: int, count: int) -> dict[str, list[float]]:
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
-        time_calls(call, WARM_UP)
-    for _ in range(count // BLOCK):
+        ranks.time_calls(call, WARM_UP)
+    for _ in range(command["count"] // BLOCK):
         for name, call in calls.items():
-            times[name] += time_calls(call, BLOCK)
+            times[name] += ranks.time_calls(call, BLOCK)
     job.close()
-    return times
+    return {"times": times}
 
 
-def rank_main() -> None:
-    for command in ranks.commands():
-        times = measure(command["address"], command["world"], command["count"])
-        ranks.reply("measured", times=times)
-    dist.destroy_process_group()
-
-
-def run_world(world: int, count: int) -> dict[str, Any]:
-    with ranks.Pool(__file__) as pool:
-        processes = pool.start(world)
-        for process in processes:
-            process.send("run", world=world, count=count, address=pool.address)
-        answers = pool.gather(processes, "measured", 300)
-        pool.finish(processes)
+def measure_world(world: int, count: int) -> dict[str, Any]:
+    ranks.progress(f"{world} ranks")
+    answers = ranks.run_world(__file__, world, 300, count=count)
     slowest = {
         name: max((report.summary(a["times"][name]) for a in answers), key=lambda s: s["median"])
         for name in ("agree", "barrier")
@@ -83,7 +63,7 @@ def print_results(results: list[dict[str, Any]]) -> None:
     report.print_table(head, rows)
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = report.make_parser(__doc__, quick="200 calls of each")
     parser.add_argument(
         "--world", type=report.comma_list(int), default=[2, 4, 8], help="default 2,4,8"
@@ -91,18 +71,18 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="calls of each; default 2000")
     arguments = parser.parse_args()
     arguments.count = arguments.count or (200 if arguments.quick else 2000)
+    return arguments
+
+
+def measure_worlds(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [measure_world(world, arguments.count) for world in arguments.world]
+
+
+def main() -> int:
+    arguments = parse_arguments()
     if arguments.rank_process:
-        rank_main()
-        return 0
-    run = report.describe_run(arguments)
-    results = []
-    for world in arguments.world:
-        ranks.progress(f"{world} ranks")
-        results.append(run_world(world, arguments.count))
-    report.print_machine(run)
-    print_results(results)
-    report.write_json(arguments.json, {"benchmark": "agree", **run, "results": results})
-    return 0
+        return ranks.answer(measure)
+    return report.run_benchmark("agree", arguments, measure_worlds, print_results)
 
 
 if __name__ == "__main__":

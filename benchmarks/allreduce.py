@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -42,12 +41,7 @@ def block_length(size: int) -> int:
 def timed_block(group: dist.ProcessGroup, tensor: torch.Tensor, count: int) -> list[float]:
     dist.barrier(group)
     dist.all_reduce(tensor, group=group)
-    times = []
-    for _ in range(count):
-        begin = time.monotonic()
-        dist.all_reduce(tensor, group=group)
-        times.append(time.monotonic() - begin)
-    return times
+    return ranks.time_calls(lambda: dist.all_reduce(tensor, group=group), count)
 
 
 def check_sum(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
@@ -146,6 +140,10 @@ def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, A
     return results
 
 
+def measure_worlds(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [result for world in arguments.worlds for result in measure_world(world, arguments)]
+
+
 def print_results(results: list[dict[str, Any]]) -> None:
     rows = []
     for r in results:
@@ -182,12 +180,7 @@ def main() -> int:
     if arguments.rank_process:
         rank_main()
         return 0
-    run = report.describe_run(arguments)
-    results = [result for world in arguments.worlds for result in measure_world(world, arguments)]
-    report.print_machine(run)
-    print_results(results)
-    report.write_json(arguments.json, {"benchmark": "allreduce", **run, "results": results})
-    return 0
+    return report.run_benchmark("allreduce", arguments, measure_worlds, print_results)
 
 
 if __name__ == "__main__":

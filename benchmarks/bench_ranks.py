@@ -3,6 +3,8 @@
 The launcher hosts the store and holds a `Pool`; every rank is the benchmark's own script, started
 anew with `--rank-process`. A rank reads commands from its stdin (`commands()`) and answers on its
 stdout (`reply()`). Every wait of the launcher has a limit, and no process outlives its pool.
+
+Most benchmarks ask a world once: `run_world()` in the launcher, `answer()` in its ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -187,6 +189,39 @@ class Pool:
             status = process.wait(30)
             if status != 0:
                 raise RankFailed(f"process {process.pid} left with {status}\n{process.errors()}")
+
+
+def run_world(script: str, world: int, limit_s: float, **fields: object) -> list[Message]:
+    """Start a world, have each rank measure once, and end it. The ranks' answers, in their order.
+
+    A rank is told these fields, its rank, the world, and the store's address.
+    """
+    with Pool(script) as pool:
+        processes = pool.start(world)
+        for rank, process in enumerate(processes):
+            process.send("run", rank=rank, world=world, address=pool.address, **fields)
+        answers = pool.gather(processes, "measured", limit_s)
+        pool.finish(processes)
+    return answers
+
+
+def answer(measure: Callable[[Message], Message]) -> int:
+    """In a rank: answer the commands of run_world(). Returns the exit status."""
+    for command in commands():
+        reply("measured", **measure(command))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0
+
+
+def time_calls(call: Callable[[], object], count: int) -> list[float]:
+    """In a rank: the seconds of each of so many calls, one after the other."""
+    times = []
+    for _ in range(count):
+        start = time.monotonic()
+        call()
+        times.append(time.monotonic() - start)
+    return times
 
 
 def connect_store() -> dist.TCPStore:

@@ -88,6 +88,21 @@ def describe_run(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def run_benchmark(
+    name: str,
+    arguments: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], list[dict[str, Any]]],
+    show: Callable[[list[dict[str, Any]]], None],
+) -> int:
+    """Measure, print the machine and the results, write --json. Returns the exit status."""
+    run = describe_run(arguments)
+    results = measure(arguments)
+    print_machine(run)
+    show(results)
+    write_json(arguments.json, {"benchmark": name, **run, "results": results})
+    return 0
+
+
 def print_machine(run: dict[str, Any]) -> None:
     machine, versions = run["machine"], run["versions"]
     print(
@@ -107,6 +122,30 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         if number == 0:
             print("  ".join("-" * w for w in widths))
     sys.stdout.flush()
+
+
+def print_shares(results: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """A table for each operation and world: medians in microseconds, and ft's over the others'.
+
+    results: rows with op, world, bytes, seconds (summaries by name) and ft_share_of (ratios by
+    name). names: in the order of the columns; those that no row has are left out.
+    """
+    for op, world in dict.fromkeys((row["op"], row["world"]) for row in results):
+        rows = [row for row in results if (row["op"], row["world"]) == (op, world)]
+        present = [name for name in names if name in rows[0]["seconds"]]
+        rivals = [name for name in present if name != "ft"]
+        table = []
+        for row in rows:
+            times = [f"{row['seconds'][name]['median'] * 1e6:.1f}" for name in present]
+            shares = [_format_share(row["ft_share_of"].get(name, 0)) for name in rivals]
+            table.append([format_bytes(row["bytes"]), *times, *shares])
+        print(f"\n{op}, {world} ranks")
+        head = [f"{name} us" for name in present] + [f"ft/{name}" for name in rivals]
+        print_table(["bytes", *head], table)
+
+
+def _format_share(share: float) -> str:
+    return f"{share:.2f}" if share >= 0.1 else f"{share:.4f}"
 
 
 def write_json(path: Path | None, data: dict[str, Any]) -> None:

@@ -83,16 +83,14 @@ def time_generations(begin: Begin, engine: str, count: int) -> list[dict[str, An
     return generations[WARM_UP:]
 
 
-def rank_main() -> None:
+def measure(command: ranks.Message) -> ranks.Message:
     store = ranks.connect_store()
-    for command in ranks.commands():
-        rank, world, engine = command["rank"], command["world"], command["engine"]
-        if engine == "ft":
-            begin = begin_with_ft(store, command["address"], rank, world)
-        else:
-            begin = begin_with_gloo(store, rank, world)
-        ranks.reply("measured", generations=time_generations(begin, engine, command["generations"]))
-    dist.destroy_process_group()
+    rank, world, engine = command["rank"], command["world"], command["engine"]
+    if engine == "ft":
+        begin = begin_with_ft(store, command["address"], rank, world)
+    else:
+        begin = begin_with_gloo(store, rank, world)
+    return {"generations": time_generations(begin, engine, command["generations"])}
 
 
 # ---- in the launcher ----
@@ -100,19 +98,8 @@ def rank_main() -> None:
 
 def run_round(engine: str, world: int, generations: int) -> list[dict[str, Any]]:
     """By generation, what the slowest rank measured."""
-    with ranks.Pool(__file__) as pool:
-        processes = pool.start(world)
-        for rank, process in enumerate(processes):
-            process.send(
-                "run",
-                engine=engine,
-                rank=rank,
-                world=world,
-                generations=generations,
-                address=pool.address,
-            )
-        answers = pool.gather(processes, "measured", 120 + 2.0 * generations)
-        pool.finish(processes)
+    limit_s = 120 + 2.0 * generations
+    answers = ranks.run_world(__file__, world, limit_s, engine=engine, generations=generations)
     by_generation = zip(*(answer["generations"] for answer in answers), strict=True)
     return [max(same_generation, key=lambda e: e["seconds"]) for same_generation in by_generation]
 
@@ -136,6 +123,10 @@ def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, A
             ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
             generations[engine] += run_round(engine, world, arguments.generations)
     return [evaluate(engine, world, generations[engine]) for engine in generations]
+
+
+def measure_worlds(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [result for world in arguments.worlds for result in measure_world(world, arguments)]
 
 
 def print_results(results: list[dict[str, Any]]) -> None:
@@ -166,14 +157,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     if arguments.rank_process:
-        rank_main()
-        return 0
-    run = report.describe_run(arguments)
-    results = [result for world in arguments.worlds for result in measure_world(world, arguments)]
-    report.print_machine(run)
-    print_results(results)
-    report.write_json(arguments.json, {"benchmark": "configure", **run, "results": results})
-    return 0
+        return ranks.answer(measure)
+    return report.run_benchmark("configure", arguments, measure_worlds, print_results)
 
 
 if __name__ == "__main__":

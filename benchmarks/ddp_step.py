@@ -12,10 +12,10 @@ much of Python's step that is. The times are rank 0's.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-import time
 from typing import Any
 
 import bench_native as native
@@ -31,41 +31,26 @@ WARM_UP = 20
 LIMIT_S = 300
 
 
-def measure(steps: int) -> list[float]:
+def measure(command: ranks.Message) -> ranks.Message:
+    rank, world = command["rank"], command["world"]
+    backend = command["backend"]
+    if backend == "fake":
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
+    dist.init_process_group(backend, store=ranks.connect_store(), rank=rank, world_size=world)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers))
     x = torch.ones(BATCH, WIDTH)
-    times = []
-    for _ in range(steps + WARM_UP):
-        start = time.monotonic()
+
+    def step() -> None:
         model.zero_grad()
         model(x).square().mean().backward()
-        times.append(time.monotonic() - start)
-    return times[WARM_UP:]
 
-
-def rank_main() -> None:
-    for command in ranks.commands():
-        store = dist.TCPStore("127.0.0.1", command["port"], is_master=False, wait_for_workers=False)
-        if command["backend"] == "fake":
-            import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
-        dist.init_process_group(
-            command["backend"], store=store, rank=command["rank"], world_size=command["world"]
-        )
-        ranks.reply("measured", times=measure(command["steps"]))
-        dist.destroy_process_group()
+    return {"times": ranks.time_calls(step, WARM_UP + command["steps"])[WARM_UP:]}
 
 
 def python_world(world: int, steps: int, backend: str) -> list[float]:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with ranks.Pool(__file__) as pool:
-        processes = pool.start(world)
-        for rank, process in enumerate(processes):
-            told = {"steps": steps, "port": store.port, "backend": backend}
-            process.send("run", rank=rank, world=world, **told)
-        answers = pool.gather(processes, "measured", LIMIT_S)
-        pool.finish(processes)
-    times: list[float] = answers[0]["times"]
+    found = ranks.run_world(__file__, world, LIMIT_S, steps=steps, backend=backend)
+    times: list[float] = found[0]["times"]
     return times
 
 
@@ -87,7 +72,8 @@ def native_world(world: int, steps: int) -> list[float]:
     return [float(line) for line in outputs[0].splitlines()]
 
 
-def run_world(world: int, steps: int, rounds: int) -> dict[str, Any]:
+def measure_world(world: int, steps: int, rounds: int) -> dict[str, Any]:
+    ranks.progress(f"{world} ranks")
     times: dict[str, list[float]] = {"c++": [], "python": [], "free": []}
     for _ in range(rounds):
         times["c++"] += native_world(world, steps)
@@ -98,28 +84,11 @@ def run_world(world: int, steps: int, rounds: int) -> dict[str, Any]:
     return {"world": world, "rounds": rounds, "seconds": seconds, "free_share": share}
 
 
-def main() -> int:
-    parser = report.make_parser(__doc__, quick="one round of 20 steps, 2 ranks")
-    parser.add_argument("--worlds", type=report.comma_list(int), help="default 2,4")
-    parser.add_argument("--steps", type=int, help="of a round; default 200")
-    parser.add_argument("--rounds", type=int, help="default 3")
-    arguments = parser.parse_args()
-    if arguments.rank_process:
-        rank_main()
-        return 0
-    native.program("ddp_step")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    quick = arguments.quick
-    run = report.describe_run(arguments)
-    results = []
-    for world in arguments.worlds or ([2] if quick else [2, 4]):
-        ranks.progress(f"{world} ranks")
-        steps, rounds = (
-            arguments.steps or (20 if quick else 200),
-            arguments.rounds or (1 if quick else 3),
-        )
-        results.append(run_world(world, steps, rounds))
-    report.print_machine(run)
+def measure_worlds(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [measure_world(w, arguments.steps, arguments.rounds) for w in arguments.worlds]
+
+
+def print_results(results: list[dict[str, Any]]) -> None:
     rows = [
         [str(r["world"]), name, report.format_ms(each["median"]), report.format_ms(each["p99"])]
         for r in results
@@ -128,8 +97,28 @@ def main() -> int:
     report.print_table(["ranks", "DDP in", "median ms", "p99 ms"], rows)
     for result in results:
         print(f"{result['world']} ranks: free / python = {result['free_share']:.2f}")
-    report.write_json(arguments.json, {"benchmark": "ddp_step", **run, "results": results})
-    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = report.make_parser(__doc__, quick="one round of 20 steps, 2 ranks")
+    parser.add_argument("--worlds", type=report.comma_list(int), help="default 2,4")
+    parser.add_argument("--steps", type=int, help="of a round; default 200")
+    parser.add_argument("--rounds", type=int, help="default 3")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    arguments.worlds = arguments.worlds or ([2] if quick else [2, 4])
+    arguments.steps = arguments.steps or (20 if quick else 200)
+    arguments.rounds = arguments.rounds or (1 if quick else 3)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.rank_process:
+        return ranks.answer(measure)
+    native.program("ddp_step")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    return report.run_benchmark("ddp_step", arguments, measure_worlds, print_results)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -143,10 +142,7 @@ class GlooOperation:
 
 def agree_on_rounds(operation: GlooOperation, seconds: float) -> int:
     """As many as fit in the time, the same on all ranks."""
-    began = time.perf_counter()
-    for _ in range(3):
-        operation.once()
-    each = (time.perf_counter() - began) / 3
+    each = sum(ranks.time_calls(operation.once, 3)) / 3
     rounds = torch.tensor([min(max(seconds / each, 5), MOST_ROUNDS)], dtype=torch.float64)
     dist.broadcast(rounds, 0)
     return int(rounds.item())
@@ -156,11 +152,7 @@ def measure_gloo(op: str, size: int, seconds: float) -> Row:
     operation = GlooOperation(op, size)
     for _ in range(3):
         operation.once()
-    times = []
-    for _ in range(agree_on_rounds(operation, seconds)):
-        began = time.perf_counter()
-        operation.once()
-        times.append(time.perf_counter() - began)
+    times = ranks.time_calls(operation.once, agree_on_rounds(operation, seconds))
     slowest = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     wrong = torch.tensor([operation.wrong()])
@@ -293,26 +285,6 @@ def collect(rounds: list[dict[str, list[Row]]], world: int) -> list[Row]:
     return results
 
 
-def format_share(share: float) -> str:
-    return f"{share:.2f}" if share >= 0.1 else f"{share:.4f}"
-
-
-def print_results(results: list[Row]) -> None:
-    """One table for each operation: medians in microseconds, and ft's over the others'."""
-    for op in dict.fromkeys(row["op"] for row in results):
-        rows = [row for row in results if row["op"] == op]
-        names = [name for name in NAMES if name in rows[0]["seconds"]]
-        rivals = [name for name in names if name != "ft"]
-        table = []
-        for row in rows:
-            times = [f"{row['seconds'][name]['median'] * 1e6:.1f}" for name in names]
-            shares = [format_share(row["ft_share_of"].get(name, 0)) for name in rivals]
-            table.append([report.format_bytes(row["bytes"]), *times, *shares])
-        print(f"\n{op}, {rows[0]['world']} ranks")
-        head = [f"{name} us" for name in names] + [f"ft/{name}" for name in rivals]
-        report.print_table(["bytes", *head], table)
-
-
 def draw(results: list[Row], path: Path) -> None:
     """A panel for each operation: medians by size, a line for each library."""
     import matplotlib
@@ -393,7 +365,7 @@ def main() -> int:
             rounds.append(sources.measure())
     results = collect(rounds, arguments.world)
     report.print_machine(run)
-    print_results(results)
+    report.print_shares(results, NAMES)
     report.write_json(arguments.json, {"benchmark": "rivals", **run, "results": results})
     if arguments.picture is not None:
         draw(results, arguments.picture)

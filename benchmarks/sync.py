@@ -8,6 +8,7 @@ last row all hold the same: members compare hashes, and no bytes of tensors trav
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -36,12 +37,12 @@ def timed(call: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def measure(command: dict[str, Any]) -> dict[str, Any]:
+def measure(command: ranks.Message) -> ranks.Message:
     from torchft_ext import elastic
 
     dist.init_process_group(
         "ft",
-        store=dist.PrefixStore(command["prefix"], ranks.connect_store()),
+        store=ranks.connect_store(),
         rank=command["rank"],
         world_size=command["world"],
         timeout=LIMIT,
@@ -62,34 +63,17 @@ def measure(command: dict[str, Any]) -> dict[str, Any]:
         taken = {"sync": timed(sync), "broadcast": timed(lambda: dist.broadcast(flat, 0))}
         for name, seconds in taken.items():
             times[name] += [seconds] if number else []
-    dist.destroy_process_group()
     return {"times": times, "nbytes": sent[-1]}
-
-
-def rank_main() -> None:
-    for command in ranks.commands():
-        ranks.reply("measured", **measure(command))
 
 
 # ---- in the launcher ----
 
 
-def run_setting(newcomers: int, alike: bool, arguments: Any) -> dict[str, Any]:
+def run_setting(newcomers: int, alike: bool, arguments: argparse.Namespace) -> dict[str, Any]:
+    ranks.progress(f"{0 if alike else newcomers} newcomers")
     world = newcomers + 1
-    with ranks.Pool(__file__) as pool:
-        processes = pool.start(world)
-        for rank, process in enumerate(processes):
-            process.send(
-                "run",
-                prefix=f"sync{world}",
-                rank=rank,
-                world=world,
-                alike=alike,
-                bytes=arguments.size,
-                count=arguments.count,
-            )
-        answers = pool.gather(processes, "measured", 600)
-        pool.finish(processes)
+    told = {"alike": alike, "bytes": arguments.size, "count": arguments.count}
+    answers = ranks.run_world(__file__, world, 600, **told)
     slowest = {
         name: report.summary(
             [max(of) for of in zip(*(a["times"][name] for a in answers), strict=True)]
@@ -106,6 +90,12 @@ def run_setting(newcomers: int, alike: bool, arguments: Any) -> dict[str, Any]:
     }
 
 
+def measure_settings(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    settings = [(newcomers, False) for newcomers in arguments.newcomers]
+    settings.append((max(arguments.newcomers), True))
+    return [run_setting(newcomers, alike, arguments) for newcomers, alike in settings]
+
+
 def print_results(results: list[dict[str, Any]]) -> None:
     rows = []
     for r in results:
@@ -119,7 +109,7 @@ def print_results(results: list[dict[str, Any]]) -> None:
     report.print_table(head, rows)
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = report.make_parser(__doc__, quick="64 MiB, 5 times")
     parser.add_argument(
         "--newcomers", type=report.comma_list(int), default=[1, 2, 3], help="default 1,2,3"
@@ -129,19 +119,14 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.size = arguments.size or (64 * 2**20 if arguments.quick else 2**30)
     arguments.count = arguments.count or (5 if arguments.quick else 10)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
     if arguments.rank_process:
-        rank_main()
-        return 0
-    run = report.describe_run(arguments)
-    results = []
-    for newcomers in arguments.newcomers:
-        ranks.progress(f"{newcomers} newcomers")
-        results.append(run_setting(newcomers, False, arguments))
-    results.append(run_setting(max(arguments.newcomers), True, arguments))
-    report.print_machine(run)
-    print_results(results)
-    report.write_json(arguments.json, {"benchmark": "sync", **run, "results": results})
-    return 0
+        return ranks.answer(measure)
+    return report.run_benchmark("sync", arguments, measure_settings, print_results)
 
 
 if __name__ == "__main__":
