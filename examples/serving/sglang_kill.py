@@ -11,26 +11,19 @@ scheduler ends the server. What follows the kill here is this program's own.
 from __future__ import annotations
 
 import datetime
-import multiprocessing
-import os
-import sys
 import time
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from multiprocessing.connection import Connection
 
 import sglang_step
 import torch
 import torch.distributed as dist
+from kill_one import PROCESSES, STEPS, Processes, say
 from sglang.srt.distributed import parallel_state
 from sglang.srt.plugins import load_plugins
 
 import torchft_ext
 
-RANKS, KILLED = 4, 2
-STEPS = 50  # before the kill, and after the recovery
 ROW = 8  # numbers of a rank in a step
-LIMIT_S = 120.0  # of each wait of the parent
 
 
 class Rank:
@@ -38,9 +31,9 @@ class Rank:
 
     def __init__(self, rank: int, port: int) -> None:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
         self.coordinator = parallel_state.GroupCoordinator(
-            group_ranks=[list(range(RANKS))],
+            group_ranks=[list(range(PROCESSES))],
             local_rank=0,
             torch_distributed_backend="gloo",
             use_pynccl=False,
@@ -71,7 +64,7 @@ def run_rank(rank: int, pipe: Connection) -> None:
     load_plugins()
     member = Rank(rank, pipe.recv())
     group = member.coordinator.cpu_group
-    pipe.send({"event": "begun", "ours": len(torchft_ext.backends_of(group))})
+    say(pipe, "begun", ours=len(torchft_ext.backends_of(group)))
     member.barrier()
     steps = 0
     try:
@@ -79,76 +72,30 @@ def run_rank(rank: int, pipe: Connection) -> None:
             member.step()
             steps += 1
             if steps == STEPS:
-                pipe.send({"event": "stepping"})
+                say(pipe, "stepping")
     except torchft_ext.CommError as error:
-        pipe.send({"event": "failed", "when": time.monotonic(), "text": str(error)})
+        say(pipe, "failed", when=time.monotonic(), text=str(error))
     address, members = pipe.recv()
     torchft_ext.backend(group).configure(address, rank=members.index(rank), world_size=len(members))
     member.barrier()
     for _ in range(STEPS):
         member.step()
     same = member.coordinator.cpu_group is group
-    pipe.send({"event": "ended", "same": same, "size": dist.get_world_size(group)})
+    say(pipe, "ended", same=same, size=dist.get_world_size(group))
     torchft_ext.backend(group).shutdown()
-
-
-def gather(pipes: dict[int, Connection], event: str) -> dict[int, Any]:
-    """Wait for this event of each; a SystemExit where one ends first, or none comes in time."""
-    found: dict[int, Any] = {}
-    while len(found) < len(pipes):
-        missing = {pipe: rank for rank, pipe in pipes.items() if rank not in found}
-        ready = wait(list(missing), LIMIT_S)
-        if not ready:
-            sys.exit(f"no '{event}' from ranks {sorted(missing.values())}")
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            try:
-                message = pipe.recv()
-            except EOFError:
-                sys.exit(f"rank {missing[pipe]} ended before its '{event}'")
-            if message["event"] == event:
-                found[missing[pipe]] = message
-    return found
-
-
-def tell(pipes: dict[int, Connection], victim: BaseProcess, address: str) -> None:
-    """Kill one, tell what the others know, begin a generation of theirs."""
-    begun = gather(pipes, "begun")
-    print("groups of torchft_ext:", all(one["ours"] == 1 for one in begun.values()))
-    gather(pipes, "stepping")
-    killed = time.monotonic()
-    victim.kill()
-    left = {rank: pipe for rank, pipe in pipes.items() if rank != KILLED}
-    for rank, message in gather(left, "failed").items():
-        late = (message["when"] - killed) * 1e3
-        print(f"rank {rank}: {late:.1f} ms after the kill of {victim.pid}: {message['text']}")
-    for pipe in left.values():
-        pipe.send((f"{address}/second", sorted(left)))
-    for rank, message in gather(left, "ended").items():
-        print(f"rank {rank}: same group: {message['same']}, members: {message['size']}")
 
 
 dp_attn = sglang_step.load()
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    fork = multiprocessing.get_context("fork")
-    pipes, processes = {}, []
-    for rank in range(RANKS):
-        pipes[rank], theirs = fork.Pipe()
-        processes.append(fork.Process(target=run_rank, args=(rank, theirs)))
-        processes[rank].start()
-        theirs.close()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for pipe in pipes.values():
-        pipe.send(store.port)
-    try:
-        tell(pipes, processes[KILLED], f"127.0.0.1:{store.port}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.join(30)
+    with Processes(run_rank) as ranks:
+        pid, killed = ranks.kill_one()
+        for rank, message in ranks.gather("failed").items():
+            late = (message["when"] - killed) * 1e3
+            print(f"rank {rank}: {late:.1f} ms after the kill of {pid}: {message['text']}")
+        ranks.send((f"127.0.0.1:{ranks.store.port}/second", ranks.left()))
+        ranks.print_ends()
 
 
 if __name__ == "__main__":

@@ -9,17 +9,13 @@ place of the rest of an engine stand the classes below: there is no model, no sc
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 import threading
 import time
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
-import torch.distributed as dist
+from kill_one import PROCESSES, STEPS, Processes, say
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state, stateless_destroy_torch_distributed_process_group
 from vllm.plugins import load_general_plugins
@@ -28,15 +24,6 @@ from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
 from vllm.v1.worker.sentinel import gpu_worker_sentinel
 
 import torchft_ext
-
-ENGINES, KILLED = 4, 2
-STEPS = 50  # before the kill, and after the recovery
-LIMIT_S = 120.0  # of each wait of the parent
-
-
-def say(pipe: Connection, event: str, **fields: Any) -> None:
-    pipe.send({"event": event, **fields})
-
 
 # ---------------------------------------------------------------- an engine's process
 
@@ -128,7 +115,7 @@ class Engine:
 
 
 def configured(rank: int, port: int) -> Any:
-    parallel = ParallelConfig(data_parallel_size=ENGINES, data_parallel_rank=rank)
+    parallel = ParallelConfig(data_parallel_size=PROCESSES, data_parallel_rank=rank)
     parallel.data_parallel_master_ip = "127.0.0.1"
     parallel._coord_store_port = port
     parallel.cpu_distributed_timeout_seconds = 60
@@ -152,7 +139,7 @@ def run_engine(rank: int, pipe: Connection) -> None:
             fault_tolerant_wrapper(Engine.loop)(engine)
         except SystemExit:
             same = engine.dp_group is group
-            say(pipe, "ended", same=same, size=group.size(), rank=group.rank())
+            say(pipe, "ended", same=same, size=group.size())
             stateless_destroy_torch_distributed_process_group(group)
             parallel_state.destroy_model_parallel()
             parallel_state.destroy_distributed_environment()
@@ -169,65 +156,19 @@ def obey(engine: Engine) -> None:
 # ---------------------------------------------------------------- the parent
 
 
-def gather(pipes: dict[int, Connection], event: str) -> dict[int, Any]:
-    """Wait for this event of each; a SystemExit where one ends first, or none comes in time."""
-    found: dict[int, Any] = {}
-    while len(found) < len(pipes):
-        missing = {pipe: rank for rank, pipe in pipes.items() if rank not in found}
-        ready = wait(list(missing), LIMIT_S)
-        if not ready:
-            sys.exit(f"no '{event}' from engines {sorted(missing.values())}")
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            try:
-                message = pipe.recv()
-            except EOFError:
-                sys.exit(f"engine {missing[pipe]} ended before its '{event}'")
-            if message["event"] == event:
-                found[missing[pipe]] = message
-    return found
-
-
-def tell(pipes: dict[int, Connection], victim: BaseProcess) -> None:
-    """Kill one, tell what the others know, have them recover, tell what they have then."""
-    begun = gather(pipes, "begun")
-    print("groups of torchft_ext:", all(one["ours"] == 1 for one in begun.values()))
-    gather(pipes, "stepping")
-    killed = time.monotonic()
-    victim.kill()
-    left = {rank: pipe for rank, pipe in pipes.items() if rank != KILLED}
-    for rank, message in gather(left, "output").items():
-        late = (message["when"] - killed) * 1e3
-        result = message["result"]
-        print(f"engine {rank}: {result['status']} {late:.1f} ms after the kill of {victim.pid}")
-        print(f"  fault_info: {result['fault_info']}")
-    for pipe in left.values():
-        pipe.send({"instruction": "retry", "params": {}, "request_id": "1"})
-    for _ in ("its status", "the answer"):
-        for rank, message in gather(left, "output").items():
-            print(f"engine {rank}: {message['result']}")
-    for rank, message in gather(left, "ended").items():
-        print(f"engine {rank}: same group: {message['same']}, members: {message['size']}")
-
-
 def main() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    fork = multiprocessing.get_context("fork")
-    pipes, processes = {}, []
-    for rank in range(ENGINES):
-        pipes[rank], theirs = fork.Pipe()
-        processes.append(fork.Process(target=run_engine, args=(rank, theirs)))
-        processes[rank].start()
-        theirs.close()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for pipe in pipes.values():
-        pipe.send(store.port)
-    try:
-        tell(pipes, processes[KILLED])
-    finally:
-        for process in processes:
-            process.kill()
-            process.join(30)
+    with Processes(run_engine) as engines:
+        pid, killed = engines.kill_one()
+        for number, message in engines.gather("output").items():
+            late = (message["when"] - killed) * 1e3
+            result = message["result"]
+            print(f"engine {number}: {result['status']} {late:.1f} ms after the kill of {pid}")
+            print(f"  fault_info: {result['fault_info']}")
+        engines.send({"instruction": "retry", "params": {}, "request_id": "1"})
+        for _ in ("its status", "the answer"):
+            for number, message in engines.gather("output").items():
+                print(f"engine {number}: {message['result']}")
+        engines.print_ends()
 
 
 if __name__ == "__main__":
