@@ -13,6 +13,7 @@ much of Python's step that is. The times are rank 0's.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def measure(command: ranks.Message) -> ranks.Message:
     rank, world = command["rank"], command["world"]
     backend = command["backend"]
     if backend == "fake":
-        import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
     dist.init_process_group(backend, store=ranks.connect_store(), rank=rank, world_size=world)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers))

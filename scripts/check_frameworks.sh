@@ -11,15 +11,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 work="$BUILD_ROOT/frameworks"
-stamp="$work/.made-$(sha256sum <scripts/check_frameworks.sh | cut -c1-16)"
-if [ ! -f "$stamp" ]; then
-  rm -rf "$work"
-  python -m venv --without-pip "$work/venv"
-  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch torchft_ext numpy ninja
-  install=(retry "$work/venv/bin/python" -m pip install --quiet --no-build-isolation)
+fill_environment() {
+  local install=(retry "$work/venv/bin/python" -m pip install --quiet --no-build-isolation)
   "${install[@]}" lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0 deepspeed==0.19.8
-  touch "$stamp"
-fi
+}
+environment_of_its_own torchft_ext ninja
 [ "${1:-}" != --build ] || exit 0
 
 backend=ft

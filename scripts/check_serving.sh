@@ -6,11 +6,20 @@
 #   scripts/check_serving.sh --build      makes the environment alone
 #   scripts/check_serving.sh vllm_kill    one: vllm_tests, vllm_kill, sglang_kill
 #   scripts/check_serving.sh --figures    benchmarks/serving.py instead; further arguments are the benchmark's
-# Works in $TORCHFT_EXT_BUILD_ROOT/serving. The engines require torch 2.14; it takes the development environment's.
+#   scripts/check_serving.sh --torch 2.14.1 [any of these]   with this torch, which the engines require; builds for it, as
+#                                                            scripts/check_torch.sh does
+# Works in $TORCHFT_EXT_BUILD_ROOT/serving or serving-torch-VERSION.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 vllm=0.33.0 sglang=0.5.23
 work="$BUILD_ROOT/serving"
+if [ "${1:-}" = --torch ]; then
+  version=${2:?--torch: expected a version, such as 2.14.1}
+  shift 2
+  scripts/check_torch.sh --package "$version"
+  export PATH="$BUILD_ROOT/run-torch-$version/.venv/bin:$PATH"
+  work="$BUILD_ROOT/serving-torch-$version"
+fi
 python="$work/venv/bin/python"
 # What the modules import, without what that requires: the engines would bring some 300 packages, CUDA's among them.
 alone=(openai_harmony mistral_common sentencepiece tiktoken fastapi starlette lark jsonschema ijson depyf watchfiles
@@ -31,17 +40,13 @@ unpack_vllm() {
   echo "$work/vllm" >"$site/vllm_source.pth"
 }
 
-stamp="$work/.made-$(sha256sum <scripts/check_serving.sh | cut -c1-16)"
-if [ ! -f "$stamp" ]; then
-  rm -rf "$work"
-  python -m venv --without-pip "$work/venv"
-  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch torchft_ext numpy pytest
+fill_environment() {
   site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   retry "$python" -m pip install --quiet "${whole[@]}"
   retry "$python" -m pip install --quiet --no-deps "${alone[@]}" "sglang==$sglang"
   unpack_vllm
-  touch "$stamp"
-fi
+}
+environment_of_its_own torchft_ext pytest
 [ "${1:-}" != --build ] || exit 0
 
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=WARNING
@@ -68,7 +73,7 @@ kill_program() {
 programs=("$@")
 [ $# -gt 0 ] || programs=(vllm_tests vllm_kill sglang_kill)
 for program in "${programs[@]}"; do
-  say "$program"
+  say "$program, torch $("$python" -c 'import torch; print(torch.__version__)')"
   case $program in
     vllm_tests) vllm_tests ;;
     vllm_kill | sglang_kill) kill_program "$program" ;;

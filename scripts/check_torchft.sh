@@ -8,21 +8,16 @@
 # Works in $TORCHFT_EXT_BUILD_ROOT/torchft or torchft-nightly.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-tree=$ROOT python=python work="$BUILD_ROOT/torchft" torchft=torchft==0.2.0
+tree=$ROOT work="$BUILD_ROOT/torchft" torchft=torchft==0.2.0
 if [ "${1:-}" = --nightly ]; then
   shift
-  scripts/check_torch.sh --build --quick 2.14.1
+  scripts/check_torch.sh --package 2.14.1
   tree="$BUILD_ROOT/run-torch-2.14.1"
-  python="$tree/.venv/bin/python" work="$BUILD_ROOT/torchft-nightly" torchft=torchft-nightly==2026.10.26
+  work="$BUILD_ROOT/torchft-nightly" torchft=torchft-nightly==2026.10.26
+  export PATH="$tree/.venv/bin:$PATH"
 fi
-stamp="$work/.made-$(sha256sum <scripts/check_torchft.sh | cut -c1-16)"
-if [ ! -f "$stamp" ]; then
-  rm -rf "$work"
-  "$python" -m venv --without-pip "$work/venv"
-  "$python" scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy pytest pytest-timeout
-  retry "$work/venv/bin/python" -m pip install --quiet "$torchft" parameterized==0.9.0
-  touch "$stamp"
-fi
+fill_environment() { retry "$work/venv/bin/python" -m pip install --quiet "$torchft" parameterized==0.9.0; }
+environment_of_its_own pytest pytest-timeout
 
 cd "$tree"
 export PATH="$work/venv/bin:$PATH" PYTHONPATH="$tree" CUDA_VISIBLE_DEVICES=''

@@ -36,6 +36,19 @@ retry() {
 # Into $VENV and nowhere else: where its pyvenv.cfg has gone, its Python is the system's.
 pip_install() { retry "$VENV/bin/python" -m pip --require-virtualenv install --quiet --retries 10 "$@"; }
 
+# environment_of_its_own PACKAGE...: $work/venv, with these packages of the Python in the PATH and what the script's function
+# fill_environment adds. Nothing is done where this script, as it is now, has made it.
+environment_of_its_own() {
+  local stamp
+  stamp="$work/.made-$(sha256sum <"scripts/$(basename "$0")" | cut -c1-16)"
+  [ ! -f "$stamp" ] || return 0
+  rm -rf "$work"
+  python -m venv --without-pip "$work/venv"
+  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy "$@"
+  fill_environment
+  touch "$stamp"
+}
+
 # lift_caps_on_torch VERSION FILE: pip's configuration on this machine may cap torch. Whoever asks for one version by name,
 # for an environment of its own, wants that one: from now on the FILE, which names it, is the only constraint.
 lift_caps_on_torch() {
