@@ -25,7 +25,7 @@ DOCUMENTS = [
 BASES = ("", "docs", "csrc", "tests/python", "benchmarks/results")
 SUFFIXES = (".py", ".sh", ".h", ".cpp", ".md", ".toml", ".txt", ".json")
 OF_OTHERS = {"cuda.h", "nccl.h"}
-FRAMEWORKS = ("accelerate/", "deepspeed/", "lightning/", "transformers/")
+FRAMEWORKS = ("accelerate/", "deepspeed/", "lightning/", "ray/", "torchtitan/", "transformers/")
 # By the commands that name them, and by torch in each checkpoint.
 MADE = ("build/", ".ci-work/", "dist/", ".venv", ".metadata")
 EXAMPLE = "Suite.Case"  # how C++ tests are written
@@ -42,8 +42,13 @@ CLASSES_OF_OTHERS = {  # of torch and of frameworks
     "PartialState",
     "ProcessGroup",
     "TCPStore",
+    "TorchFTManager",
+    "TorchFTOptimizersContainer",
+    "TorchftConfig",
     "Trainer",
     "WorkInfo",
+    "WorkerGroupError",
+    "WorkerHealthCheckFailedError",
 }
 
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -241,7 +246,7 @@ def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     runners = [
         ROOT / "tests" / "python" / "project" / "test_examples.py",
         ROOT / "tests" / "python" / "process_group" / "test_torchft.py",
-        ROOT / "scripts" / "check_frameworks.sh",
+        *(ROOT / "scripts" / f"check_{name}.sh" for name in ("frameworks", "trainers")),
     ]
     run = " ".join(runner.read_text() for runner in runners)
     assert programs_shown()
