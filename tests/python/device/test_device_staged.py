@@ -218,14 +218,20 @@ def test_staged_operations_of_a_block_give_their_results(staged):
 
 
 def behind_the_stream() -> None:
+    """Rank 1's stream stands still; what rank 0 gives arrives there meanwhile."""
     rank, world = me()
     summed, given, copied = ones(1000), ones(1000, value=rank + 5.0), ones(1000)
-    with stalled():
-        summed.mul_(rank + 2)
+    word = torch.zeros(1)
+    with stalled() if rank == 1 else contextlib.nullcontext():
         copied.copy_(given)
-        work = dist.all_reduce(summed, async_op=True)
+        summed.mul_(rank + 2)
         filled = dist.broadcast(given, 0, async_op=True)
-        assert not work.is_completed() and not filled.is_completed()
+        work = dist.all_reduce(summed, async_op=True)
+        for _ in range(50):  # longer than the exchange
+            dist.recv(word, 0) if rank == 1 else dist.send(word, 1)
+            dist.send(word, 0) if rank == 1 else dist.recv(word, 1)
+        assert rank == 0 or not filled.is_completed()
+        assert not work.is_completed()
     work.wait()
     filled.wait()
     check(summed.cpu(), torch.full((1000,), world * (world + 3) / 2), "read behind the product")
@@ -451,7 +457,7 @@ def abort_while_loading() -> None:
         work = dist.all_reduce(tensor, async_op=True)
         wait_until(lambda: copies_enqueued() > 0, "the copy")
         thread, returned = abort_beside()
-        assert not work.is_completed() and not returned.is_set()
+        assert not returned.wait(0.3) and not work.is_completed()
     thread.join(NOTICE)
     assert returned.is_set()
     assert error_of(work).type == "CommAbortedError"
@@ -497,7 +503,7 @@ def abort_while_storing() -> None:
         dist.send(word, 1)
         wait_until(lambda: copies_enqueued() > 1, "the copy back")
         thread, returned = abort_beside()
-        assert not work.is_completed() and not returned.is_set()
+        assert not returned.wait(0.3) and not work.is_completed()
     thread.join(NOTICE)
     assert returned.is_set()
     work.wait()  # it had succeeded but for the copy
