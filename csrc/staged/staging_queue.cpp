@@ -184,7 +184,8 @@ bool StagingQueue::mayLoad(Items::iterator item, Look& look) {
   if (reads.empty()) return true;
   if (!look.fired(*item->begun)) {
     const bool long_wait = Clock::now() >= item->state->askAt();
-    if (long_wait && !std::exchange(item->told_wait, true)) item->state->setWaitedFor(kOwnStream);
+    if (long_wait && !std::exchange(item->told_wait, true))
+      item->state->setWaitedFor(kOwnStream, {});
     return false;
   }
   if (item->lane != Lane::kOrdered) return true;
