@@ -43,7 +43,7 @@ from rankside import (
 )
 from test_collectives import digest, noise
 from torch.nn.parallel import DistributedDataParallel as DDP
-from values import check, me, pattern, reduced_patterns
+from values import allowed, check, me, pattern, reduced_patterns
 
 import torchft_ext
 
@@ -76,6 +76,7 @@ def check_sum() -> None:
 
 def run_table(name: str) -> None:
     """A function of the CPU's table, with every tensor made on the device."""
+    test_collectives.allowed = allowed  # which other tests change in their ranks
     if accelerator.shared_by(me()[1]):
         test_collectives.SIZES, test_collectives.LARGE = (0, 1025), 131_101
     with torch.device(device()):
