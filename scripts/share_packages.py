@@ -24,16 +24,20 @@ OURS, SCRIPTS = sysconfig.get_path("purelib"), sysconfig.get_path("scripts")
 
 
 def with_requirements(names: list[str]) -> dict[str, Distribution]:
+    """The packages, and all that they and the extras that are asked for require."""
     found: dict[str, Distribution] = {}
-    waiting = list(names)
+    waiting = [(canonicalize_name(name), "") for name in names]
+    seen = set()
     while waiting:
-        name = canonicalize_name(waiting.pop())
-        if name in found:
+        name, extra = each = waiting.pop()
+        if each in seen:
             continue
+        seen.add(each)
         found[name] = distribution(name)
         for requirement in map(Requirement, found[name].requires or []):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                required = canonicalize_name(requirement.name)
+                waiting += [(required, of) for of in ("", *requirement.extras)]
     return found
 
 
