@@ -99,20 +99,18 @@ void Job::manage(const std::string& name, const ProcessGroupPtr& group) {
   }
 }
 
-// Members may be late for the first view: they load and compile.
-std::optional<Job::Milliseconds> Job::patience() const {
-  if (!step_timeout_ || members_.empty()) return std::nullopt;
-  return timed_out_ || job_->hasTimedOut() ? limit_ : *step_timeout_;
-}
-
 View Job::recover(Milliseconds timeout) {
   return recover(RecoverOptions{.timeout = timeout});
 }
 
 View Job::recover(const RecoverOptions& options) {
-  const ElasticJob::Formed formed =
-      job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout,
-                    options.patience ? options.patience : patience(), options.without_quorum);
+  std::optional<Milliseconds> patience = options.patience;
+  // Members may be late for the first view: they load and compile.
+  if (!patience && step_timeout_ && !members_.empty()) {
+    patience = timed_out_ || job_->hasTimedOut() ? limit_ : *step_timeout_;
+  }
+  const ElasticJob::Formed formed = job_->recover(
+      options.timeout.count() == 0 ? timeout_ : options.timeout, patience, options.without_quorum);
   job_->logView(formed.phases);
   View view = viewOf(formed, job_->member().id());
   members_ = view.members;

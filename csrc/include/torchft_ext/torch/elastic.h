@@ -186,7 +186,6 @@ class Job {
 
  private:
   Job(std::shared_ptr<ElasticJob> job, const JoinOptions& options);
-  std::optional<Milliseconds> patience() const;
   const std::shared_ptr<ElasticJob> job_;
   const Milliseconds timeout_;
   const Milliseconds limit_;
