@@ -24,9 +24,10 @@ class Stats(TypedDict):
         stuck_threads: the number of threads that did not end and were abandoned.
         descriptors: the number open in the process, including those in private tables of the
             library's threads.
-        counters: the engine's own. "shared_plans" is the digest of its table of plans in shared
-            memory; "shared_line", "shared_once", "shared_slices" and "shared_chunks" count what
-            each plan ran.
+        counters: the engine's own. "shared_generations" counts the generations whose collectives
+            run in shared memory, and "shared_plans" is the digest of the table of plans for them.
+            "shared_line", "shared_once", "shared_slices" and "shared_chunks" count what each plan
+            has run.
         monitor: the peer monitor's counters; None if the engine has none.
         engine: "host", or "nccl" if the group has no other engine.
     """

@@ -138,7 +138,7 @@ class StoreLostError(CommError):
 
 
 class MismatchError(CommError):
-    """Ranks issued different operations."""
+    """Ranks issued different operations; by configure(): they have other tables of plans."""
 
 
 class RendezvousError(CommError):

@@ -191,6 +191,7 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
       {"most_callback_threads", static_cast<int64_t>(callbackThreads().most_threads)},
       {"monitor", monitor_ ? 1 : 0},
       {"shared_plans", static_cast<int64_t>(options_.plans.digest())},
+      {"shared_generations", static_cast<int64_t>(use_->generations.load())},
   };
   for (size_t plan = 0; plan < kSharedPlans; ++plan) {
     all.emplace_back(std::string("shared_") + toString(static_cast<SharedPlan>(plan)),

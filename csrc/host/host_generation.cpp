@@ -295,6 +295,7 @@ void HostGeneration::startLane(std::shared_ptr<SharedMemory> memory, bool few_co
       if (const auto self = weak.lock()) self->nudge(peer);
     });
   };
+  setup_.use->generations.fetch_add(1, std::memory_order_relaxed);
   SharedLane::Terms terms{setup_.plans.plansFor(size(), few_cores), few_cores, setup_.use};
   lane_ = std::make_shared<SharedLane>(std::move(memory), rank(), size(), std::move(terms),
                                        setup_.lifecycle, traffic_, std::move(callbacks));

@@ -20,8 +20,10 @@
 
 namespace torchft_ext {
 
-// How many exchanges each plan has run, barriers left out. Any thread.
+// Of a process: its generations that share memory, and how many exchanges each plan has run,
+// barriers left out. Any thread.
 struct SharedUse {
+  std::atomic<uint64_t> generations{0};
   std::array<std::atomic<uint64_t>, kSharedPlans> by_plan{};
 };
 

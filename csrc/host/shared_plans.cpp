@@ -64,8 +64,9 @@ Words wordsOf(std::string_view line) {
 
 std::optional<size_t> numberOf(std::string_view text) {
   size_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, number);
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  const auto [stopped, error] = std::from_chars(begin, end, number);
   if (error != std::errc() || stopped != end) return std::nullopt;
   return number;
 }

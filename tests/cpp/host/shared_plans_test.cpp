@@ -157,6 +157,7 @@ TEST_F(SharedPlansOfMembers, DecideHowASumIsMade) {
     }
   });
   for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(counted(rank, "shared_generations"), 1);
     EXPECT_EQ(counted(rank, "shared_line"), 0);
     EXPECT_EQ(counted(rank, "shared_once"), 2);
     EXPECT_EQ(counted(rank, "shared_slices"), 2);
@@ -226,6 +227,7 @@ TEST_F(SharedPlansOfMembers, MayDifferWhereMemoryIsNotShared) {
   }
   for (const FailurePtr& failure : form("sockets"))
     EXPECT_EQ(failure, nullptr) << failure->describe();
+  EXPECT_EQ(counted(0, "shared_generations"), 0);
 }
 
 }  // namespace
