@@ -45,9 +45,9 @@ torchft_ext::Answer agreeInStep(ElasticJob& job, const Vote& vote, Job::Millisec
     job.abort(error.what());
     try {
       return job.agree(vote, for_next_view);
-    } catch (const ElasticError&) {  // the first one says more
+    } catch (const ElasticError&) {
+      throw ElasticError(error);  // the first one says more
     }
-    throw;
   }
 }
 
