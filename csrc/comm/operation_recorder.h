@@ -5,8 +5,8 @@
 //   totals()     what metrics count by kind
 //   waits()      whom the group waits for now, for those who ask how an elastic job is
 //
-// Owner: the group, and its generations' lifecycles, which may outlive it. Threads: any. Entering an
-// operation allocates nothing, and nothing here blocks, throws or takes the GIL. Its mutex is a
+// Owner: the group, and its generations' lifecycles, which may outlive it. Threads: any. Entering
+// an operation allocates nothing, and nothing here blocks, throws or takes the GIL. Its mutex is a
 // leaf: it may be taken under the group's and under an operation's, and takes no other. A snapshot
 // holds it while it copies the ring: some 0.1 ms for the usual capacity.
 #pragma once

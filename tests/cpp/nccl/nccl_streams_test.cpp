@@ -4,8 +4,8 @@
 #include <cstdlib>
 
 #include "cpp/nccl/nccl_cluster.h"
-#include "device/on_device.h"
 #include "device/event_pool.h"
+#include "device/on_device.h"
 #include "nccl/stream_pool.h"
 #include "sim_stream.h"
 
