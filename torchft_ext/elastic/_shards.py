@@ -5,13 +5,22 @@ DTensor is imported only where one is made: that module takes long.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-__all__ = ["check_shard", "dress", "forget_meshes", "is_shard", "local_of", "placements_of"]
+__all__ = [
+    "check_shard",
+    "dress",
+    "forget_meshes",
+    "import_early",
+    "is_shard",
+    "local_of",
+    "placements_of",
+]
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
@@ -34,6 +43,12 @@ def check_shard(path: str, tensor: torch.Tensor) -> None:
     sharded: Any = tensor
     if any(placement.is_partial() for placement in sharded.placements):
         raise TypeError(f"{path}: expected a sharded tensor, found {placements_of(tensor)}")
+
+
+def import_early() -> None:
+    """Import what forget_meshes() needs: it takes some 0.3 s, by which a recovery would be longer."""
+    if "torch.distributed.tensor" in sys.modules:
+        importlib.import_module("torch.distributed.tensor.debug")
 
 
 def forget_meshes() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from enum import Enum, IntEnum, StrEnum
 
@@ -500,3 +502,18 @@ def test_torchs_optimizers_have_states_that_travel(name):
     encoded = state.encode_one("optimizer")
     state.load("optimizer", decode(encoded.data, "optimizer", lambda p, _: encoded.tensors[p]))
     assert state.encode_one("optimizer").data == encoded.data
+
+
+def test_what_a_change_of_members_needs_of_torch_is_imported_with_the_state():
+    program = """
+import sys
+import torch
+import torch.distributed.tensor
+from torchft_ext import elastic
+later = "torch.distributed.tensor.debug"  # half a second, which a recovery would take longer
+assert later not in sys.modules
+elastic.State(torch.nn.Linear(1, 1))
+assert later in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
