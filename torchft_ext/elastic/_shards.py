@@ -46,7 +46,7 @@ def check_shard(path: str, tensor: torch.Tensor) -> None:
 
 
 def import_early() -> None:
-    """Import what forget_meshes() needs: it takes some 0.3 s, by which a recovery would be longer."""
+    """Import what forget_meshes() needs: that takes some 0.3 s, which a recovery would lose."""
     if "torch.distributed.tensor" in sys.modules:
         importlib.import_module("torch.distributed.tensor.debug")
 
