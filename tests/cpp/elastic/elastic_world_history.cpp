@@ -8,6 +8,10 @@
 
 namespace torchft_ext {
 
+static bool contains(const std::vector<MemberId>& ids, const MemberId& id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
 void ElasticWorldHistory::adopt(View view) {
   view.secret = {};  // others than its members are not told
   has_news_ = true;
@@ -24,8 +28,13 @@ void ElasticWorldHistory::checkLeftOut(const View& view) {
   const auto stays = [&](const MemberId& id) { return view.has(id); };
   const std::vector<MemberId> all = idsOf(base.members);
   if (std::all_of(all.begin(), all.end(), stays)) return;
-  const auto kept = std::count_if(base.voters.begin(), base.voters.end(), stays);
-  const auto of = static_cast<ptrdiff_t>(base.voters.size());
+  // Learners that an agreement may have promoted count with those that voted before.
+  const bool promoted =
+      std::any_of(view.voters.begin(), view.voters.end(),
+                  [&](const MemberId& id) { return base.has(id) && !contains(base.voters, id); });
+  const std::vector<MemberId>& voters = promoted ? all : base.voters;
+  const auto kept = std::count_if(voters.begin(), voters.end(), stays);
+  const auto of = static_cast<ptrdiff_t>(voters.size());
   if (2 * kept < of || (2 * kept == of && base.witness.isZero())) {
     fail("view " + std::to_string(view.number) + ": members are left out by fewer than half");
   }
