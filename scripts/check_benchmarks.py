@@ -30,6 +30,7 @@ WANTED: dict[str, tuple[str, set[object]]] = {
     "recovery": ("scenario", {"running", "elastic", "spare", "frozen", "gloo"}),
     "agree": ("world", {2}),
     "sync": ("newcomers", {0, 1}),
+    "divergence": ("tensors", {8, 40, 200}),
     "import_cost": ("", set()),
     "idle": ("world", {2}),
     "backend_call": ("world", {1}),

@@ -197,6 +197,10 @@ tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, con
   });
 }
 
+tft_status tft_dump(const char* path, tft_error* error) {
+  return guarded(error, [&] { torchft_ext::dump(&given(path, "path")); });
+}
+
 int tft_end_process(int64_t timeout_ms) {
   try {
     const bool all = timeout_ms > 0 ? torchft_ext::endProcess(Milliseconds(timeout_ms))

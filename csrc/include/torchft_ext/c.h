@@ -209,6 +209,10 @@ void tft_set_log_level(tft_log_level least);
 tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, const char* line),
                             void* context, tft_error* error);
 
+/* Writes what all groups of this process have recorded to a file: dump() of torchft_ext/comm.h.
+ * TFT_SYSTEM: the file cannot be written. */
+tft_status tft_dump(const char* path, tft_error* error);
+
 /* Says goodbye for every group and ends all threads of the library in this process, as exit() does.
  * Call it before you unload the library. 0: something did not end within the timeout. timeout_ms: 0
  * for a second. */

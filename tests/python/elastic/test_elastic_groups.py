@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from elastic_side import come, is_waiting_in, jobs, members, recover, wait_for_threads
 from ranks import Call, Pool, World, values_of
-from rankside import PATIENCE, connected_store, failure_of, seconds, wait_until
+from rankside import PATIENCE, connected_store, failure_of, kept, seconds, wait_until
 
 import torchft_ext
 from torchft_ext.elastic import _view_groups
@@ -109,12 +109,17 @@ def test_group_split_off_the_jobs_advises_to_make_it_anew(ranks, world):
     founders = World(ranks, world.workers[:2])
     founders.run(come, ranks.address(), 2)
     founders.run(recover)
+    founders.run(split_off_a_child)
     for text in founders.run(advice_of_a_child):
         assert "; make this group anew in the next view" in text and "configure()" not in text, text
 
 
+def split_off_a_child() -> None:
+    kept["child"] = dist.group.WORLD.split_group([0, 1], group_name="child")
+
+
 def advice_of_a_child() -> str:
-    child = dist.group.WORLD.split_group([0, 1], group_name="child")
+    child = kept["child"]
     torchft_ext.backend(child).abort("the test says so")
     failure = failure_of(lambda: child.allreduce([torch.ones(1)]).wait())
     assert failure is not None

@@ -76,7 +76,7 @@ def test_a_method_of_request_is_a_function_of_c(method: str) -> None:
 def test_functions_of_cpp_are_functions_of_c() -> None:
     functions = set(functions_of_c())
     free = set(re.findall(r"^(?:size_t|bool|void) (\w+)\(", CPP + text_of("log.h"), re.MULTILINE))
-    assert free == {"sizeOf", "endProcess", "setLogSink", "setLogLevel"}
+    assert free == {"sizeOf", "dump", "endProcess", "setLogSink", "setLogLevel"}
     assert {f"tft_{snake(name)}" for name in free} <= functions
     stores = set(re.findall(r"\bmake(\w+)Store\(", text_of("store.h")))
     assert {f"tft_store_create_{snake(name)}" for name in stores} <= functions

@@ -113,6 +113,7 @@ def test_recover_has_the_same_options() -> None:
 JOB: dict[str, tuple[str, dict[str, str]]] = {
     "abort": ("abort", {"why": "reason"}),
     "agree": ("agree", {}),
+    "countSteps": ("count_steps", {}),
     "end": ("end", {"timeout": ABSENT}),  # C++: False says that it is not on record by then
     "isOver": ("is_over", {}),
     "leave": ("close", {"timeout": ABSENT}),  # C++: False says that it was not done by then
@@ -136,7 +137,6 @@ PYTHON_ALONE = {
     "hold_groups": "of steps()",
     "hold_shard": "of steps()",
     "log": "of steps()",
-    "count_steps": "for status and events, which C++ members do not tell yet",
     "agreed": "an argument of end(): of steps()",
     "has_ended": "of run()",
     "away_for": "of run()",

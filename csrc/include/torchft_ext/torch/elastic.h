@@ -12,7 +12,7 @@
 //     if (answer.ok) optimizer.step(), job->countSteps(++step);  // on all members, or on none
 //     if (job->isOver() || answer.changes()) view = job->recover(), bringUpToDate(view, group);
 //   }
-//   job->end();     // for processes that come later
+//   job->end();
 //   job->leave();
 //
 // Threads: every method from any thread, but agree() and recover() from one at a time. A Job may be
