@@ -71,6 +71,10 @@ TEST(CommApi, WhatGroupsHaveRecordedIsDumped) {
     EXPECT_EQ(error.code(), std::errc::no_such_file_or_directory);
     EXPECT_NE(std::string(error.what()).find("/missing/now.json"), std::string::npos);
   }
+  EXPECT_EQ(tft_dump((directory.path + "/c.json").c_str(), nullptr), TFT_OK);
+  EXPECT_EQ(textOf(directory.path + "/c.json").substr(0, 1), "{");
+  EXPECT_EQ(tft_dump((directory.path + "/missing/c.json").c_str(), nullptr), TFT_SYSTEM);
+  EXPECT_EQ(tft_dump(nullptr, nullptr), TFT_INVALID_ARGUMENT);
 }
 
 TEST(CommApi, AWorldOfOneComputesAlone) {
