@@ -66,7 +66,7 @@ std::string inCallbackOf(const std::string& what, const CallbackPath& path) {
 }
 
 CallbackScope::CallbackScope(std::optional<CallbackPath> path)
-    : path_(std::move(path)), outer_(std::exchange(present_scope, this)) {}
+    : path_(path), outer_(std::exchange(present_scope, this)) {}
 
 CallbackScope::~CallbackScope() {
   present_scope = outer_;

@@ -41,7 +41,7 @@ OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq,
       timeout_(timeout),
       issued_at_(Clock::now()),
       deadline_(deadlineFrom(issued_at_, timeout)),
-      path_(std::move(path)),
+      path_(path),
       whose_(whose) {}
 
 std::string OpState::describe() const {

@@ -64,11 +64,11 @@ void open(const FuturePtr& from, const FuturePtr& gate, const std::shared_ptr<Li
 // The callback is given this future, as torch's is.
 py::function CallbackFuture::placed(py::function callback, std::optional<CallbackPath> path) {
   auto self = std::static_pointer_cast<CallbackFuture>(shared_from_this());
-  return py::cpp_function([self, callback = std::move(callback),
-                           path = std::move(path)](const py::object& /*gate*/) -> py::object {
-    const CallbackScope scope(path);
-    return callback(self);
-  });
+  return py::cpp_function(
+      [self, callback = std::move(callback), path](const py::object& /*gate*/) -> py::object {
+        const CallbackScope scope(path);
+        return callback(self);
+      });
 }
 
 std::shared_ptr<CallbackFuture> CallbackFuture::thenOnPool(py::function callback) {
