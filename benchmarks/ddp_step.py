@@ -32,7 +32,7 @@ WARM_UP = 20
 LIMIT_S = 300
 
 
-def given_back(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def given_back(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A bucket's gradients as they are, at once."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
@@ -48,7 +48,7 @@ def measure(command: ranks.Message) -> ranks.Message:
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers))
     if backend == "fake":  # its futures have no tensors, which the reducer wants
-        model.register_comm_hook(None, given_back)
+        model.register_comm_hook(None, lambda _, bucket: given_back(bucket))
     x = torch.ones(BATCH, WIDTH)
 
     def step() -> None:
