@@ -194,7 +194,7 @@ class Pool:
 def run_world(script: str, world: int, limit_s: float, **fields: object) -> list[Message]:
     """Start a world, have each rank measure once, and end it. The ranks' answers, in their order.
 
-    A rank is told these fields, its rank, the world, and the store's address.
+    Each rank gets these fields, its rank, the world's size and the store's address.
     """
     with Pool(script) as pool:
         processes = pool.start(world)

@@ -32,7 +32,7 @@ EngineChoice choiceOf(MadeEngine made, bool host, std::string why_no_device) {
           std::move(made.memory)};
 }
 
-// What an engine for the CPU does with device tensors, as an error says it.
+// The part of an error that says why a CPU engine takes no device tensors.
 std::string whyNotOnDevices(const EngineKind& kind, const EngineRequest& request,
                             const MadeEngine& made) {
   if (kind.for_devices) return "";

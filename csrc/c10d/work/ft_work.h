@@ -14,8 +14,8 @@
 // On device tensors that an engine for them serves: wait() makes the current stream wait, and
 // blocks its caller only for a barrier, an explicit timeout or Options(blocking_wait=True). It
 // raises what is known by then; check() what becomes of the operation. The future is completed at
-// once, in stream order. What goes through host memory (Options.staged) is an operation on host
-// memory here: its results are in the tensors once it is complete.
+// once, in stream order. A staged operation (Options.staged) counts as one on host memory here: its
+// results are in the tensors once it is complete.
 #pragma once
 
 #include <torch/headeronly/version.h>

@@ -1,8 +1,8 @@
-// Functions of the user's, each under an id of its own.
+// The user's functions, each under an id of its own.
 //
-// Owner: whoever calls them. Threads: any. No lock is held while one is called, or destroyed:
-// either may need the GIL. What one throws is logged, and the others are called all the same. One
-// that is removed may still run. Destruction does nothing.
+// Owner: the object that calls them. Threads: any. The table holds no lock while it calls or
+// destroys a function: either may need the GIL. If a function throws, the table logs the exception
+// and calls the others. A function that was removed may still be running. Destruction does nothing.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,8 @@ class HookTable {
   bool add(int64_t id, Hook hook) {
     auto shared = std::make_shared<const Hook>(std::move(hook));
     const MutexLock lock(mutex_);
-    const bool added = hooks_.emplace(id, std::move(shared)).second;
+    // try_emplace() leaves `shared` alone where the id is taken: it dies without the lock.
+    const bool added = hooks_.try_emplace(id, std::move(shared)).second;
     empty_.store(false, std::memory_order_release);
     return added;
   }

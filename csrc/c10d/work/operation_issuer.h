@@ -35,7 +35,7 @@ class OperationIssuer {
     ProfilerTitles titles;
   };
 
-  // hook, success_hooks: the group's, which are told of what is issued.
+  // hook, success_hooks: the group's; the issuer registers each operation with them.
   OperationIssuer(std::shared_ptr<Group> group, Devices devices, std::shared_ptr<Poison> poison,
                   std::optional<c10::Device> bound_device, std::shared_ptr<CompletionHook> hook,
                   std::shared_ptr<SuccessHooks> success_hooks, Settings settings);

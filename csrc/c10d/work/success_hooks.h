@@ -1,13 +1,14 @@
-// What torch calls completion hooks (2.15 and later): functions that are told of each Work that has
-// succeeded, by its key. torch's recorder marks by them what has completed.
+// torch's completion hooks (2.15 and later). A hook gets the key of each Work that has succeeded.
+// torch's recorder uses them to mark operations as completed.
 //
-// Once for each Work that is issued while there is a hook; never of one that has failed, and not of
-// one that was captured into a graph, which ends with each replay. On the thread that completes the
-// operation, with no lock held: torch asks of such a hook that it be short, take no GIL and call no
-// backend. (c10d's older hook, which may do all of that, is completion_hook.h.)
+// A hook is called once for each Work that is issued while the hook is registered. It is not called
+// for a Work that failed, nor for one that was captured into a graph, which ends with each replay.
+// It runs on the thread that completes the operation, with no lock held. torch requires such a hook
+// to be short, to take no GIL and to call no backend. (completion_hook.h has c10d's older hook,
+// which may do all of that.)
 //
-// Owner: the backend, and operations under way. Threads: any. It never blocks, but for the hooks.
-// After an abort: operations end, untold. Destruction does nothing.
+// Owner: the backend, and operations under way. Threads: any. Blocks only inside of hooks. After an
+// abort, operations end and no hook is called. Destruction does nothing.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-#define TORCHFT_EXT_WORK_HAS_KEY  // Work::getCompletionKey(), and hooks that are told it
+#define TORCHFT_EXT_WORK_HAS_KEY  // Work::getCompletionKey(), and hooks that take the key
 #endif
 
 namespace torchft_ext {

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "c10d/work/work_key.h"
 #include "cpp/support/captured_log.h"
+#include "cpp/support/wait_for.h"
 
 namespace torchft_ext {
 namespace {
@@ -39,6 +42,26 @@ TEST_F(SuccessHooksTest, AreToldOfEachWorkOnceWhenAllOfItHasSucceeded) {
   states[0]->complete(nullptr);
   states[0]->complete(nullptr);
   EXPECT_EQ(told_, (Told{{7, true}, {8, true}}));
+}
+
+// Its end may need the GIL, whose owner may wait for the table.
+TEST_F(SuccessHooksTest, OneThatIsRefusedEndsWithoutTheTablesLock) {
+  hooks_->table().add(1, teller());
+  std::atomic<bool> passed = false;
+  std::thread other;
+  bool was_free = false;
+  int refused = 0;
+  std::shared_ptr<int> end(&refused, [&](int*) {
+    other = std::thread([&] {
+      hooks_->table().remove(2);
+      passed = true;
+    });
+    was_free = waitFor([&] { return passed.load(); });
+  });
+  EXPECT_FALSE(hooks_->table().add(
+      1, [end = std::move(end)](uint64_t, std::optional<float>) { (void)end; }));
+  other.join();
+  EXPECT_TRUE(was_free);
 }
 
 TEST_F(SuccessHooksTest, AreToldAtOnceOfOneThatIsOverAlready) {

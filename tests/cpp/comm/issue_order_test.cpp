@@ -34,6 +34,31 @@ TEST(IssueOrder, IsNotWaitedForBeyondTheDeadline) {
   EXPECT_FALSE(order.enter(Deadline::after(milliseconds(10))));
 }
 
+TEST(IssueOrder, IsTakenWithoutAWaitWhereItIsFree) {
+  IssueOrder order;
+  EXPECT_TRUE(order.tryEnter());
+  EXPECT_THROW(order.tryEnter(), std::runtime_error);
+  std::thread([&] { EXPECT_FALSE(order.tryEnter()); }).join();
+  order.leave();
+  std::thread([&] {
+    EXPECT_TRUE(order.tryEnter());
+    order.leave();
+  }).join();
+}
+
+// Of two that are needed the first is given back where the second is taken.
+TEST(IssueOrders, AreTakenTogetherOrNotAtAll) {
+  IssueOrders orders;
+  auto device = orders.tryEnter(false, true);
+  ASSERT_TRUE(device);
+  std::thread([&] {
+    EXPECT_FALSE(orders.tryEnter(true, true));
+    EXPECT_TRUE(orders.tryEnter(true, false));
+  }).join();
+  device.reset();
+  EXPECT_TRUE(orders.tryEnter(true, true));
+}
+
 // As a signal's handler may come to it, inside a wait of the thread that it interrupts.
 TEST(IssueOrder, RefusesWhoHasItAlready) {
   IssueOrder order;
