@@ -42,7 +42,8 @@ def metrics() -> str:
     """Return what the library counts in this process, in Prometheus' text format 0.0.4.
 
     Of every group that lives, also of those that C++ has made, and of elastic jobs. Counters go on
-    for as long as their group lives; two groups of one name are counted together.
+    for as long as their group lives; two groups of one name are counted together. A group that was
+    shut down, and that somebody still holds, has its counters alone.
     docs/reference/metrics.md has the names. Does not block, holds up no operation, and needs no
     other process. With TORCHFT_EXT_METRICS=127.0.0.1:9400 the process serves the same over HTTP.
     Threads: any.
@@ -75,10 +76,6 @@ def _add_group(found: _Series, group: GroupFields) -> None:
     _add(found, "received_bytes_total", labels, group["bytes_received"])
     _add(found, "generations_total", labels, group["generations"])
     _add(found, "failed_configures_total", labels, group["failed_configures"])
-    _add(found, "generation", labels, group["generation"])
-    _add(found, "group_size", labels, group["size"])
-    _add(found, "group_rank", labels, group["rank"])
-    _add(found, "group_failed", labels, group["failed"])
     for name, by_kind in (
         ("operations_total", group["operations"]),
         ("operation_bytes_total", group["operation_bytes"]),
@@ -88,13 +85,22 @@ def _add_group(found: _Series, group: GroupFields) -> None:
             _add(found, name, (*labels, operation), value)
     for cause, count in group["failures"].items():
         _add(found, "failures_total", (*labels, cause), count)
+    _add_counters(found, labels, _COUNTERS, group.get("counters", {}))
+    _add_counters(found, labels, _MONITOR, group.get("monitor") or {})
+    if not group["shut_down"]:  # it may live on for long, in a cycle
+        _add_state(found, labels, group)
+
+
+def _add_state(found: _Series, labels: tuple[str, str], group: GroupFields) -> None:
+    _add(found, "generation", labels, group["generation"])
+    _add(found, "group_size", labels, group["size"])
+    _add(found, "group_rank", labels, group["rank"])
+    _add(found, "group_failed", labels, group["failed"])
     for phase, seconds in group["last_configure_seconds"].items():
         _add(found, "configure_seconds", (*labels, phase), seconds)
     waits = sorted(group["waited_for"].items(), key=lambda wait: -wait[1])
     for rank, seconds in waits[:_MOST_RANKS]:
         _add(found, "waited_seconds", (*labels, str(rank)), seconds)
-    _add_counters(found, labels, _COUNTERS, group.get("counters", {}))
-    _add_counters(found, labels, _MONITOR, group.get("monitor") or {})
 
 
 def _add_counters(

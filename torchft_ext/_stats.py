@@ -56,6 +56,7 @@ class GroupFields(TypedDict):
         name: of the group.
         generation, rank, size: of its last generation.
         failed: that one has failed, or the last attempt at one.
+        shut_down: its life is over, and somebody still holds it.
         operations: issued, by kind.
         operation_bytes: of the larger side of each, inputs or outputs, by kind.
         operation_seconds: from issue to end, of those that have ended, by kind.
@@ -67,6 +68,7 @@ class GroupFields(TypedDict):
     rank: int
     size: int
     failed: bool
+    shut_down: bool
     generations: int
     failed_configures: int
     operations: dict[str, int]

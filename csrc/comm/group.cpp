@@ -177,6 +177,11 @@ void Group::reopen() {
   shut_down_ = false;
 }
 
+bool Group::isShutDown() const {
+  MutexLock lock(mutex_);
+  return shut_down_;
+}
+
 void Group::endLast(const Generation& last, const std::string& why_early) {
   if (!why_early.empty()) last.lifecycle->fail(withoutGroup(*last.lifecycle, why_early));
   drain(*last.communicator, Deadline::after(kDrainSoon));

@@ -111,6 +111,7 @@ class Group {
   bool shutdown(Deadline deadline);
   // After shutdown(): configure() may follow after all.
   void reopen();
+  bool isShutDown() const;
 
   // Whether its operations are under way in one of these generations.
   bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const;

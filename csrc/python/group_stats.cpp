@@ -55,6 +55,7 @@ py::dict groupDict(const GroupNow& one) {
   result["rank"] = one.group->rank();
   result["size"] = one.group->size();
   result["failed"] = one.group->errored() != nullptr;
+  result["shut_down"] = one.group->isShutDown();
   result["generations"] = one.stats.generations;
   result["failed_configures"] = one.stats.failed_configures;
   result["operations"] = byKind(one.stats.operations_by_kind);

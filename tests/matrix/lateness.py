@@ -21,6 +21,7 @@ CARRIERS = frozenset(
     {
         "ft-monitor",
         "ft-backup",
+        "ft-child",
         "ft-handoff",
         "ft-loop",
         "ft-store",

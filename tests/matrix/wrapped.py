@@ -48,6 +48,9 @@ OF_A_CHILD = {
 LEAVING = 0.3  # seconds
 # NCCL tells nobody that a member is gone: whoever waits for that one gives up after a second.
 GIVING_UP = 1.0  # seconds
+# The kernel needs 21 to 139 ms to take down a process that has loaded torch (measured from the kill
+# to waitid(), idle and busy). Only then can its parent hear of it.
+TAKING_DOWN = 0.14  # seconds
 STRIKES_HERE = {
     "sigkill": STRIKES["sigkill"],
     "sigstop": STRIKES["sigstop"],
@@ -57,6 +60,10 @@ STRIKES_HERE = {
 }
 OF_A_KIND = {
     ("BabyNCCL", "shutdown"): replace(STRIKES_HERE["shutdown"], bound=GIVING_UP + LEAVING),
+    **{
+        (kind, "child_killed"): replace(STRIKES_HERE["child_killed"], bound=DEATH + TAKING_DOWN)
+        for kind in ("BabyGloo", "BabyNCCL")
+    },
 }
 
 

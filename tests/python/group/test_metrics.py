@@ -105,6 +105,27 @@ def test_failures_and_generations_are_counted(ranks):
     assert total(after, "group_size", group=group) == 2
 
 
+def failed_before_and_after_its_end() -> tuple[float, float, float, float]:
+    group = dist.new_group(backend="ft")
+    held = torchft_ext.backend(group)
+    name = held.group_name
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+    held.abort("for the record")
+    before = scraped()
+    dist.destroy_process_group(group)
+    after = scraped()
+    of_state = (total(found, "group_failed", group=name) for found in (before, after))
+    counted = (total(found, "operations_total", group=name) for found in (before, after))
+    return (*of_state, *counted)
+
+
+def test_group_that_was_shut_down_has_its_counters_alone(ranks):
+    for failed, afterwards, *operations in ranks.fresh(2).run(failed_before_and_after_its_end):
+        assert failed == 1 and afterwards == 0
+        assert operations == [1, 1]
+
+
 def test_text_holds_known_families_alone(ranks):
     world = ranks.world(2)
     families = {PREFIX + family.name for family in FAMILIES}
