@@ -164,7 +164,7 @@ class _Encoder:
             self._add_dict(path, value)
         else:
             self._claim(path)
-            self.values[path] = _encode_value(path, value, self._allow_pickle)
+            self.values[path] = encode_leaf(path, value, self._allow_pickle)
             self.out += self.values[path]
 
     def _claim(self, path: str) -> None:
@@ -211,10 +211,11 @@ def encode_key(path: str, key: object) -> bytes:
     if isinstance(key, tuple) and not isinstance(key, Enum):
         parts = [encode_key(path, part) for part in key]
         return b"t" + _SIZE.pack(len(parts)) + b"".join(parts)
-    return _encode_value(f"{path}: the key {key!r}", key, allow_pickle=False)
+    return encode_leaf(f"{path}: the key {key!r}", key, allow_pickle=False)
 
 
-def _encode_value(path: str, value: object, allow_pickle: bool) -> bytes:
+def encode_leaf(path: str, value: object, allow_pickle: bool = False) -> bytes:
+    """Encode a plain value that is neither a tensor nor a collection; raises as encode()."""
     if allow_pickle and isinstance(value, Enum):
         return b"p" + _block(pickle.dumps(value))
     narrow = narrow_float(value)

@@ -17,20 +17,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchft_ext import _C
-from torchft_ext.elastic._codec import encode
 from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._shards import is_shard, local_of
 from torchft_ext.elastic._state import State, bare_tensors
 from torchft_ext.elastic._view import Digest
+from torchft_ext.elastic._watched_values import WatchedValues
 
 __all__ = ["Check", "Comparison", "Evidence", "Rows"]
 
 Check = Literal["gradients", "state"] | None
 
-_NOT_VALUES = frozenset({"params", "param_names"})  # of an optimizer's group
-_CONSTANTS = frozenset({type(None), bool, int, float, str})  # their encoding is that of the object
 _HASH = 8  # bytes of one tensor's
+_Whose = tuple[str, int | None]  # an object of the state, and the number of an optimizer's group
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,9 @@ class Rows:
         """Return 16 bytes that are equal where the rows are; none where there are no rows."""
         if not self.values and not self.hashes:
             return b""
-        whole = blake2b("\0".join(self.values).encode(), digest_size=16)
-        for value in self.values.values():
-            whole.update(value)
-        whole.update(self.hashes)
-        return whole.digest()
+        names = "\0".join(self.values).encode()
+        data = b"".join((names, *self.values.values(), self.hashes))
+        return blake2b(data, digest_size=16).digest()
 
     def tensors(self) -> Iterator[tuple[str, bytes]]:
         """Yield name and hash of each tensor."""
@@ -103,7 +100,7 @@ class Comparison:
         self._goal = goal
         self._check = check
         self._shard = shard
-        self._encoded: dict[str, tuple[object, bytes]] = {}
+        self._watched: dict[_Whose, WatchedValues] = {}
         tensors = _tensors_of(state, parameters=check == "state") if check else {}
         whole = {name: one for name, one in tensors.items() if not is_shard(one)}
         shards = {name: one for name, one in tensors.items() if is_shard(one)}
@@ -116,12 +113,13 @@ class Comparison:
         if self._check is None:
             return Evidence()
         gradients = self._check == "gradients"
-        values = self._encoded_values()
-        rates = dict(_rates_of(self._state))
+        values, rates = self._plain_values()
         seed = self._state.step
-        hashes = _C._sampled_bits(self._tensors, seed, gradients)
-        hashes += _C._sampled_bits(list(rates.values()), seed, False)
-        return Evidence(Rows(values, [*self._names, *rates], hashes), *self._of_shard(gradients))
+        names, hashes = self._names, _C._sampled_bits(self._tensors, seed, gradients)
+        if rates:
+            names = [*names, *(f"values of {path}" for path in rates)]
+            hashes += _C._sampled_bits(list(rates.values()), seed, False)
+        return Evidence(Rows(values, names, hashes), *self._of_shard(gradients))
 
     def of_result(self) -> Evidence:
         """Say what this member holds after the last step: all that a sync compares, but buffers of
@@ -136,7 +134,7 @@ class Comparison:
         of_shard = {path: one for path, one in hashes.items() if path in sharded}
         if self._shard is None:
             of_shard = {}
-        values = self._encoded_values()
+        values, _ = self._plain_values()
         return Evidence(_rows(common, values), _rows(of_shard, {}), self._shard or 0)
 
     def _of_shard(self, gradients: bool) -> tuple[Rows, int]:
@@ -147,41 +145,47 @@ class Comparison:
         hashes = _C._sampled_bits(local, self._state.step, False)
         return Rows({}, self._shard_names, hashes), self._shard
 
-    def _encoded_values(self) -> dict[str, bytes]:
-        return {path: self._encode(path, value) for path, value in self._values()}
+    def _plain_values(self) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
+        """Return encodings of plain values; and tensors among them, such as a learning rate for a
+        compiled step. Both by path."""
+        values: dict[str, bytes] = {}
+        rates: dict[str, torch.Tensor] = {}
+        for whose, tree in self._trees():
+            watched = self._watched.get(whose)
+            if watched is None:
+                watched = self._watched[whose] = WatchedValues(_form(*whose))
+            watched.look(tree)
+            values |= watched.encoded
+            rates |= watched.tensors
+        return values, rates
 
-    def _values(self) -> Iterator[tuple[str, object]]:
-        yield "step", self._state.step
-        yield from self._goal.values()
+    def _trees(self) -> Iterator[tuple[_Whose, Mapping[str, object]]]:
+        yield ("", None), {"step": self._state.step, **dict(self._goal.values())}
         for name, value in self._state.objects.items():
             if isinstance(value, Optimizer):
-                yield from _values_of(name, value)
+                for number, group in enumerate(value.param_groups):
+                    yield (name, number), group
             elif isinstance(value, BatchSampler):
-                yield f"{name}.batch_size", value.batch_size
-                yield f"{name}.micro_batches", value.micro_batches
-                yield f"{name}.size", value.size
-                yield from _under(name, value.state_dict())
+                yield (name, None), _of_sampler(value)
             elif isinstance(value, LRScheduler):
-                yield from _under(name, value.state_dict())
-
-    def _encode(self, path: str, value: object) -> bytes:
-        known = self._encoded.get(path)
-        if known is not None and known[0] is value:
-            return known[1]
-        try:
-            data = encode(value, path).data
-        except (TypeError, ValueError):  # Refusal says so
-            data = b""
-        if _is_constant(value):
-            self._encoded[path] = value, data
-        return data
+                yield (name, None), value.state_dict()
 
 
-def _is_constant(value: object) -> bool:
-    """The object encodes to the same bytes for ever."""
-    if type(value) is tuple:
-        return all(type(one) in _CONSTANTS for one in value)
-    return type(value) in _CONSTANTS
+def _form(name: str, group: int | None) -> str:
+    """How the paths of values look, with {} for the key."""
+    name = name.replace("{", "{{").replace("}", "}}")
+    if group is not None:
+        return f"{name}.param_groups[{group}][{{!r}}]"
+    return name + ".{}" if name else "{}"
+
+
+def _of_sampler(sampler: BatchSampler) -> Mapping[str, object]:
+    return {
+        "batch_size": sampler.batch_size,
+        "micro_batches": sampler.micro_batches,
+        "size": sampler.size,
+        **sampler.state_dict(),
+    }
 
 
 def _tensors_of(state: State, *, parameters: bool) -> dict[str, torch.Tensor]:
@@ -221,26 +225,3 @@ def _part(sharded: Any) -> torch.Tensor | None:
     if any(placement.is_partial() for placement in sharded.placements):
         return None
     return local_of(sharded)
-
-
-def _values_of(name: str, optimizer: Optimizer) -> Iterator[tuple[str, object]]:
-    """In the order of the keys: a group that was loaded has another one than a new one."""
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in sorted(group.items()):
-            if key not in _NOT_VALUES and not isinstance(value, torch.Tensor):
-                yield f"{name}.param_groups[{number}][{key!r}]", value
-
-
-def _rates_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors among the values of groups, such as a learning rate for a compiled step."""
-    for name, optimizer in state.objects.items():
-        if not isinstance(optimizer, Optimizer):
-            continue
-        for number, group in enumerate(optimizer.param_groups):
-            for key, value in sorted(group.items()):
-                if isinstance(value, torch.Tensor):
-                    yield f"values of {name}.param_groups[{number}][{key!r}]", value
-
-
-def _under(name: str, tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    return ((f"{name}.{key}", value) for key, value in sorted(tree.items()))
