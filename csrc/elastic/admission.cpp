@@ -19,10 +19,29 @@ std::string hostOf(const Member& member) {
 
 }  // namespace
 
+std::optional<Admission::HostPair> Admission::twoHosts(const Member& one, const Member& other) {
+  HostPair hosts = std::minmax(hostOf(one), hostOf(other));
+  if (hosts.first.empty() || hosts.first == hosts.second) return std::nullopt;
+  return hosts;
+}
+
 std::string Admission::couldNotConnect(const Member& one, const Member& other,
                                        Clock::time_point now) {
-  const HostPair hosts = std::minmax(hostOf(one), hostOf(other));
-  if (hosts.first.empty() || hosts.first == hosts.second) return {};
+  const auto hosts = twoHosts(one, other);
+  return hosts ? keepApart(*hosts, now) : std::string();
+}
+
+std::string Admission::hasBroken(const Member& one, const Member& other, Clock::time_point now) {
+  const auto hosts = twoHosts(one, other);
+  if (!hosts) return {};
+  std::erase_if(broke_at_, [&](const auto& known) { return known.second + backoff_ <= now; });
+  const auto [known, first] = broke_at_.try_emplace(*hosts, now);
+  if (first || now - known->second < kOneBreak) return {};
+  known->second = now;
+  return keepApart(*hosts, now);
+}
+
+std::string Admission::keepApart(const HostPair& hosts, Clock::time_point now) {
   const auto [known, fresh] = until_.try_emplace(hosts);
   const bool again = fresh || known->second <= now;
   known->second = now + backoff_;

@@ -5,12 +5,14 @@
 //
 // A link may break later. Then the newcomer is left out, and its process may come again at once,
 // under another id. So what counts is where it runs: hosts are told apart by the address at which
-// their processes listen.
+// their processes listen. A link that comes and goes would cost a view each time: so it counts as
+// cut when it breaks again soon.
 //
 // A value; its owner, a MemberDriver, gives it the time.
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -25,12 +27,18 @@ class Admission {
  public:
   // So long nobody is taken in, after a view came to nothing, whom that view's cut link concerns.
   static constexpr std::chrono::seconds kBackoff{60};
+  // All members of two hosts lose each other within this time of a break.
+  static constexpr std::chrono::seconds kOneBreak{5};
 
   explicit Admission(Duration backoff) : backoff_(backoff) {}
 
   // A view came to nothing, since these two members could not connect. The hosts, for messages;
   // empty: nothing follows, as they are on one host, or that is known already.
   std::string couldNotConnect(const Member& one, const Member& other, Clock::time_point now);
+
+  // The one could reach the other, and cannot any more. The second time within the backoff it is as
+  // if they could not connect: the link comes and goes.
+  std::string hasBroken(const Member& one, const Member& other, Clock::time_point now);
 
   // By the newcomer's word.
   void hasReached(const MemberId& newcomer, const std::set<MemberId>& ids) {
@@ -43,10 +51,14 @@ class Admission {
 
  private:
   using HostPair = std::pair<std::string, std::string>;  // the lesser first
+  // Nothing: on one host, or one that nobody reaches.
+  static std::optional<HostPair> twoHosts(const Member& one, const Member& other);
+  std::string keepApart(const HostPair& hosts, Clock::time_point now);
   bool haveMet(const MemberId& newcomer, const MemberId& other) const;
 
   const Duration backoff_;
   std::map<HostPair, Clock::time_point> until_;
+  std::map<HostPair, Clock::time_point> broke_at_;
   std::map<MemberId, std::set<MemberId>> reached_;  // by newcomers
 };
 

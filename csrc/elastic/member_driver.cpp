@@ -291,16 +291,25 @@ void MemberDriver::noteCut(const std::set<MemberPair>& pairs) {
     return id == core->self().id ? core->self() : network->memberOf(id);
   };
   for (const auto& [one, other] : pairs) {
-    const std::string hosts =
-        admission.couldNotConnect(memberOf(one), memberOf(other), Clock::now());
-    if (hosts.empty()) continue;
-    log(LogLevel::kWarning,
-        "elastic job '" + options.job + "': members on " + hosts +
-            " could not connect to each other; while a member runs on the one, no process on the "
-            "other is taken in for " +
-            formatSeconds(options.backoff) + ": look for a firewall, or a broken link");
+    tellKeptApart(admission.couldNotConnect(memberOf(one), memberOf(other), Clock::now()),
+                  "could not connect to each other");
   }
   holdBack();
+}
+
+void MemberDriver::noteBroken(const MemberId& unreachable) {
+  const Member other = network->memberOf(unreachable);
+  tellKeptApart(admission.hasBroken(core->self(), other, Clock::now()),
+                "have lost each other again");
+  holdBack();
+}
+
+void MemberDriver::tellKeptApart(const std::string& hosts, const std::string& why) const {
+  if (hosts.empty()) return;
+  log(LogLevel::kWarning,
+      "elastic job '" + options.job + "': members on " + hosts + " " + why +
+          "; while a member runs on the one, no process on the other is taken in for " +
+          formatSeconds(options.backoff) + ": look for a firewall, or a broken link");
 }
 
 void MemberDriver::holdBack() {
@@ -598,6 +607,7 @@ void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how)
   if (!core) return;
   client.onLost(id);
   loseWay(id);
+  if (loss == Loss::kUnreachable) noteBroken(id);
   if (isFinal(loss)) noteEnd();
   stopForming(id, isFinal(loss) ? endOf(id, loss) : how);
   lose(id, loss);

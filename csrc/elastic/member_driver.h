@@ -87,6 +87,8 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void stopForming(const MemberId& lost, const std::string& how);
   // These pairs of a view's members could not connect, and the view came to nothing for that.
   void noteCut(const std::set<MemberPair>& pairs);
+  void noteBroken(const MemberId& unreachable);
+  void tellKeptApart(const std::string& hosts, const std::string& why) const;
   // Of a newcomer: probes to those that it has to reach; and where it has waited for long, a line
   // in the log that says whom it does not reach.
   void probeWays();

@@ -83,5 +83,22 @@ class Network:
         What one sends to the other goes to a hardware address that nobody has.
         """
         for here, there in [*product(ones, others), *product(others, ones)]:
-            words = ("replace", "lladdr", NOBODY, "nud", "permanent") if cut else ("del",)
-            _ip("-n", f"soak{here}", "neigh", words[0], _address(there), *words[1:], "dev", "eth0")
+            self.cut_way(here, there, cut=cut)
+
+    def cut_way(self, here: int, there: int, *, cut: bool = True) -> None:
+        """Let nothing through from one host to the other, or undo that."""
+        words = ("replace", "lladdr", NOBODY, "nud", "permanent") if cut else ("del",)
+        _ip("-n", f"soak{here}", "neigh", words[0], _address(there), *words[1:], "dev", "eth0")
+
+    def refuse(self, here: int, there: int, *, refused: bool = True) -> None:
+        """Let one host refuse connections to the other at once, as firewalls do, or undo that."""
+        words = ("add" if refused else "del", "prohibit", f"{_address(there)}/32")
+        _ip("-n", f"soak{here}", "route", *words)
+
+    def shrink(self, number: int, mtu: int) -> None:
+        """Let packets to a host through up to this size alone; nobody is told of larger ones."""
+        _ip("link", "set", f"v{number}", "mtu", str(mtu))
+
+    def send_single_packets(self, number: int) -> None:
+        """Have its kernel cut what it sends: a bridge lets larger ones through that others cut."""
+        _ip("-n", f"soak{number}", "link", "set", "eth0", "gso_max_segs", "1")

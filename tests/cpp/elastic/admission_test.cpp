@@ -80,6 +80,23 @@ TEST_F(AdmissionTest, BeginsAnewWithEachViewThatComesToNothingAndIsToldOnce) {
 }
 
 // They share whatever was wrong, and so would all newcomers.
+TEST_F(AdmissionTest, HoldsNobodyBackForALinkThatBrokeOnceHoweverManyMembersItParts) {
+  EXPECT_TRUE(admission_.hasBroken(a_, b_, begin_).empty());
+  EXPECT_TRUE(admission_.hasBroken(a_, b_again_, begin_ + seconds(4)).empty());
+  EXPECT_TRUE(heldBack({a_, c_}, {b_again_}).empty());
+}
+
+TEST_F(AdmissionTest, HoldsBackTheHostWhoseLinkBreaksAgainSoon) {
+  admission_.hasBroken(a_, b_, begin_);
+  EXPECT_EQ(admission_.hasBroken(b_again_, a_, begin_ + seconds(59)), "10.0.0.1 and 10.0.0.2");
+  EXPECT_EQ(heldBack({a_, c_}, {b_again_}, seconds(118)), std::set<MemberId>{b_again_.id});
+}
+
+TEST_F(AdmissionTest, ForgetsABreakWithItsTime) {
+  admission_.hasBroken(a_, b_, begin_);
+  EXPECT_TRUE(admission_.hasBroken(a_, b_again_, begin_ + seconds(60)).empty());
+}
+
 TEST_F(AdmissionTest, HoldsNobodyBackForTwoOfOneHost) {
   EXPECT_EQ(admission_.couldNotConnect(b_, b_again_, begin_), "");
   EXPECT_TRUE(heldBack({b_}, {b_again_}).empty());

@@ -1,7 +1,7 @@
-"""A program for namespaces.py: three hosts on a bridge, and the link between two of them is cut.
+"""A program for namespaces.py: three hosts on a bridge, with trouble between two of them.
 
-Two members train on the first hosts. A process on the third reaches one of them alone. Run with
-arguments it is one of these processes: ADDRESS REPORT.
+Two members train on the first hosts. A process on the third has trouble to reach the second one.
+Run with arguments it is one of these processes: ADDRESS REPORT.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 FOUNDERS = (0, 1)
 LIMIT = 60.0  # seconds
 WATCHED_S = 4.0
+FLAPS = 3
+WHOLE_MTU, SMALL_MTU = 1500, 576  # bytes
 UNREACHED = "bytes get through to"  # what the process on the third host says
 
 
@@ -73,6 +75,8 @@ class Hosts:
         port = self._all[0].stdout.readline().split("port ")[1].split(";")[0]
         self._address = f"{soak_network.STORE_ADDRESS}:{int(port)}/cut"
         self._on = {host: self.network.command(host) for host in (*FOUNDERS, 2)}
+        for host in self._on:
+            self.network.send_single_packets(host)
 
     def _start(self, command: list[str], **options: object) -> subprocess.Popen:
         return subprocess.Popen(command, **options)
@@ -126,27 +130,67 @@ class Hosts:
             process.wait()
 
 
-def main(folder: Path) -> dict:
+def disturb(hosts: Hosts, trouble: str, *, disturbed: bool = True) -> None:
+    """Have that trouble between the second member and the newcomer, or end it."""
+    network = hosts.network
+    if trouble == "no way":
+        network.cut_pair((1, 2), cut=disturbed)
+    elif trouble == "no way there":
+        network.cut_way(2, 1, cut=disturbed)
+    elif trouble == "no way back":
+        network.cut_way(1, 2, cut=disturbed)
+    elif trouble == "firewall":
+        network.refuse(2, 1, refused=disturbed)
+    elif trouble == "small packets":
+        network.shrink(2, SMALL_MTU if disturbed else WHOLE_MTU)
+
+
+def newcomer(hosts: Hosts, trouble: str) -> dict:
+    """A process comes that cannot reach the second member until the trouble ends."""
+    undisturbed, _ = hosts.watch(0, WATCHED_S)
+    first = hosts.read(0)[1]
+    disturb(hosts, trouble)
+    hosts.begin(2)
+    hosts.await_log(2, UNREACHED)
+    disturbed, _ = hosts.watch(0, WATCHED_S)
+    _, last, size = hosts.read(0)
+    disturb(hosts, trouble, disturbed=False)
+    hosts.await_size(0, 3)
+    return {
+        "undisturbed": undisturbed,
+        "disturbed": disturbed,
+        "views": last - first,
+        "size": size,
+    }
+
+
+def flapping(hosts: Hosts) -> dict:
+    """The link between two of three members breaks, comes back, and breaks again."""
+    hosts.begin(2)
+    hosts.await_size(0, 3)
+    undisturbed, _ = hosts.watch(0, WATCHED_S)
+    first = hosts.read(0)[1]
+    rates = []
+    for _ in range(FLAPS):
+        hosts.network.cut_pair((1, 2))
+        rates.append(hosts.watch(0, WATCHED_S)[0])
+        hosts.network.cut_pair((1, 2), cut=False)
+        rates.append(hosts.watch(0, WATCHED_S)[0])
+    return {
+        "undisturbed": undisturbed,
+        "disturbed": sorted(rates)[len(rates) // 2],
+        "views": hosts.read(0)[1] - first,
+        "size": hosts.read(0)[2],
+    }
+
+
+def main(folder: Path, trouble: str) -> dict:
     hosts = Hosts(folder)
     try:
         for host in FOUNDERS:
             hosts.begin(host)
         hosts.await_size(0, 2)
-        undisturbed, _ = hosts.watch(0, WATCHED_S)
-        first = hosts.read(0)[1]
-        hosts.network.cut_pair((1, 2))
-        hosts.begin(2)
-        hosts.await_log(2, UNREACHED)
-        cut, _ = hosts.watch(0, WATCHED_S)
-        _, last, size_while_cut = hosts.read(0)
-        hosts.network.cut_pair((1, 2), cut=False)
-        hosts.await_size(0, 3)
-        return {
-            "undisturbed": undisturbed,
-            "cut": cut,
-            "views": last - first,
-            "size_while_cut": size_while_cut,
-        }
+        return flapping(hosts) if trouble == "flapping" else newcomer(hosts, trouble)
     finally:
         hosts.end()
 

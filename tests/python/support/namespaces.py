@@ -1,6 +1,6 @@
 """Programs in a network and a mount namespace of their own: with other names, ports and hosts.
 
-A program is a function of a module, MODULE.main(folder): what it returns is printed as JSON.
+A program is a function of a module, MODULE.main(folder, ...): what it returns is printed as JSON.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def _allowed() -> bool:
         return False
 
 
-def in_namespaces(module: str, folder: Path) -> dict:
-    """Called by tests: what the program returned."""
+def in_namespaces(module: str, folder: Path, *more: str) -> dict:
+    """Called by tests: what the program returned, which was given the folder and the rest."""
     if not _allowed():
         pytest.skip("this user may make no namespaces")
     from conftest import rank_environment
 
-    command = [*_ENTER, sys.executable, "-m", "namespaces", module, str(folder)]
+    command = [*_ENTER, sys.executable, "-m", "namespaces", module, str(folder), *more]
     env = rank_environment()
     del env["RES_OPTIONS"]  # resolv.conf is the test's
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     own_folder = Path(sys.argv[2])
     _mount_files(own_folder)
     _bring_loopback_up()
-    print(json.dumps(importlib.import_module(sys.argv[1]).main(own_folder)))
+    print(json.dumps(importlib.import_module(sys.argv[1]).main(own_folder, *sys.argv[3:])))
