@@ -17,6 +17,8 @@ class Stats(TypedDict):
         waited_for: by rank of this generation, the seconds for which operations of this process
             have waited for that rank. Only operations on host memory count that waited for longer
             than Options.ask_after. A wait for several ranks counts for each of them.
+        why_over_sockets: why collectives on host memory of this generation run over sockets and
+            not in shared memory, such as "rank 1 is on another host"; None: they do not.
         last_error: the last failure's message.
         last_configure_ms: milliseconds of each phase of the last configure(): "end_previous",
             "rendezvous", "connections"; of one that failed, up to the phase in which it did.
@@ -39,6 +41,7 @@ class Stats(TypedDict):
     bytes_received: int
     failures: dict[str, int]
     waited_for: dict[int, float]
+    why_over_sockets: str | None
     last_error: str | None
     last_configure_ms: dict[str, float]
     threads: list[str]

@@ -63,6 +63,9 @@ class Communicator {
   // By rank: how long operations here have waited for each member alone or with others, of the
   // waits for which members were asked. Empty: the engine does not know. Any thread.
   virtual std::vector<Duration> waitedFor() const { return {}; }
+  // Why collectives on host memory do not run in shared memory. Empty: they do, or there is nothing
+  // to choose. Any thread.
+  virtual std::string whyOverSockets() const { return {}; }
 };
 
 // Makes communicators. Owner: the groups that use it; host engines are kept by the process too.

@@ -433,6 +433,7 @@ GroupStats Group::stats() const {
     stats.bytes_sent += communicator->bytesSent();
     stats.bytes_received += communicator->bytesReceived();
     stats.waited_for = communicator->waitedFor();
+    stats.why_over_sockets = communicator->whyOverSockets();
   }
   return stats;
 }

@@ -43,6 +43,7 @@ struct GroupStats {
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
   std::vector<Duration> waited_for{};  // by rank of the current generation; empty: none, or unknown
+  std::string why_over_sockets{};      // as the current generation's communicator says
   // Phases of the last configure, in order: end_previous, rendezvous, connections; of one that
   // failed up to the one in which it did.
   std::vector<std::pair<std::string, Duration>> last_configure;

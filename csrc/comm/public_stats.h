@@ -16,6 +16,7 @@ inline CommStats commStatsOf(GroupStats counted) {
   stats.bytes_sent = counted.bytes_sent;
   stats.bytes_received = counted.bytes_received;
   stats.last_failure = std::move(counted.last_failure);
+  stats.why_over_sockets = std::move(counted.why_over_sockets);
   stats.waited_for.assign(counted.waited_for.begin(), counted.waited_for.end());
   for (auto& [phase, took] : counted.last_configure) stats.last_configure.emplace_back(phase, took);
   return stats;

@@ -30,6 +30,7 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostGenerati
     : loop_(loop),
       generation_(std::move(generation)),
       lane_(generation_->lane()),
+      why_over_sockets_(generation_->whyOverSockets()),
       lifecycle_(std::move(lifecycle)),
       keep_alive_(std::move(keep_alive)) {}
 

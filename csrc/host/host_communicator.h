@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/control_communicator.h"
@@ -28,6 +29,7 @@ class HostCommunicator : public ControlCommunicator {
   uint64_t bytesSent() const override;
   uint64_t bytesReceived() const override;
   std::vector<Duration> waitedFor() const override { return generation_->waitedFor(); }
+  std::string whyOverSockets() const override { return why_over_sockets_; }
 
  private:
   bool depart(HostGeneration::GoodbyeKind goodbye_kind, Deadline deadline);
@@ -35,6 +37,7 @@ class HostCommunicator : public ControlCommunicator {
   EventLoop& loop_;
   std::shared_ptr<HostGeneration> generation_;  // released on the loop
   const std::shared_ptr<SharedLane> lane_;      // null: the generation has none
+  const std::string why_over_sockets_;
   const std::shared_ptr<Lifecycle> lifecycle_;
   std::shared_ptr<void> keep_alive_;  // released last, never on the loop
 };

@@ -254,7 +254,7 @@ void HostGeneration::becomeUp(bool shared) {
   state_ = State::kUp;
   const auto memory = std::exchange(shared_memory_, nullptr);
   if (shared && memory) startLane(memory, greeting_->fewCores());
-  if (greeting_ && !lane_) tellThatMemoryIsNotShared();
+  if (size() > 1 && !lane_) noteThatMemoryIsNotShared();
   greeting_.reset();
   // first: the monitor may know at once that the generation has ended
   if (forming_.up) forming_.up();
@@ -305,14 +305,17 @@ void HostGeneration::startLane(std::shared_ptr<SharedMemory> memory, bool few_co
   });
 }
 
-void HostGeneration::tellThatMemoryIsNotShared() const {
-  std::string why = greeting_->why();
-  for (int other = 0; why.empty() && other < size(); ++other) {
+void HostGeneration::noteThatMemoryIsNotShared() {
+  why_over_sockets_ =
+      greeting_ ? greeting_->why() : SharedGreeting::whyNotFor(setup_.roster, rank());
+  for (int other = 0; why_over_sockets_.empty() && other < size(); ++other) {
     if (other != rank() && !peers_[static_cast<size_t>(other)].shares_memory)
-      why = "rank " + std::to_string(other) + " cannot";
+      why_over_sockets_ = "rank " + std::to_string(other) + " cannot";
   }
-  log(LogLevel::kInfo, "group '" + setup_.lifecycle->identity().group +
-                           "': collectives run over sockets, not in shared memory: " + why);
+  if (!greeting_) return;  // as was chosen, or as their places are
+  log(LogLevel::kInfo,
+      "group '" + setup_.lifecycle->identity().group +
+          "': collectives run over sockets, not in shared memory: " + why_over_sockets_);
 }
 
 void HostGeneration::nudge(int rank) {

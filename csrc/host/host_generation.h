@@ -112,6 +112,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::vector<Duration> waitedFor() const { return long_waits_->waitedFor(); }  // any thread
   // Of a generation that has been up; null: its collectives run over its connections. Any thread.
   const std::shared_ptr<SharedLane>& lane() const { return lane_; }
+  const std::string& whyOverSockets() const { return why_over_sockets_; }  // once it is up
 
   // Any thread. True: over, every operation completed.
   bool waitDrained(Deadline deadline);
@@ -155,7 +156,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void startLane(std::shared_ptr<SharedMemory> memory, bool few_cores);
   bool plansAreEqual();
   std::function<bool(EventLoop::Task)> poster() const;
-  void tellThatMemoryIsNotShared() const;
+  void noteThatMemoryIsNotShared();
   void nudge(int rank);
   void peerDidAll(int rank, const FrameHeader& goodbye);
   void breakAttempt(const Failure& failure, bool superseded);
@@ -205,6 +206,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::shared_ptr<SharedMemory> shared_memory_;  // from the barrier until it is up
   std::unique_ptr<ScheduleRunner> runner_;
   std::shared_ptr<SharedLane> lane_;
+  std::string why_over_sockets_;
   Collectives* collectives_ = nullptr;  // one of the two, from the barrier on
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<NestedCollectives> nested_;  // over messages_

@@ -31,11 +31,23 @@ bool listensLocally(const MemberRecord& member) {
 
 }  // namespace
 
-bool SharedGreeting::isFor(const Roster& roster) {
-  return roster.members.size() > 1 && roster.members.size() <= kMostSharing &&
-         std::all_of(roster.members.begin(), roster.members.end(), [](const MemberRecord& member) {
-           return member.shares_memory && listensLocally(member);
-         });
+std::optional<int> SharedGreeting::firstWithout(const Roster& roster) {
+  if (roster.members.size() > kMostSharing) return kMostSharing;
+  for (size_t rank = 0; rank < roster.members.size(); ++rank) {
+    const MemberRecord& member = roster.members[rank];
+    if (!member.shares_memory || !listensLocally(member)) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+std::string SharedGreeting::whyNotFor(const Roster& roster, int rank) {
+  if (roster.members.size() > kMostSharing)
+    return "there are more than " + std::to_string(kMostSharing) + " ranks";
+  const int without = firstWithout(roster).value_or(rank);
+  const std::string who = without == rank ? "this rank" : "rank " + std::to_string(without);
+  if (roster.members[static_cast<size_t>(without)].shares_memory)
+    return who + " is on another host";
+  return who + " has turned off shared memory, or local sockets";
 }
 
 SharedGreeting::SharedGreeting(EventLoop& loop, int rank, int size, const SharedPlanTable& plans)

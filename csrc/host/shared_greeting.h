@@ -29,7 +29,11 @@ namespace torchft_ext {
 class SharedGreeting {
  public:
   // Whether the members of a generation greet each other: all of them, or none. The same on all.
-  static bool isFor(const Roster& roster);
+  static bool isFor(const Roster& roster) {
+    return roster.members.size() > 1 && !firstWithout(roster);
+  }
+  // Why they do not, as a member of that rank says it.
+  static std::string whyNotFor(const Roster& roster, int rank);
 
   SharedGreeting(EventLoop& loop, int rank, int size, const SharedPlanTable& plans);
   ~SharedGreeting();
@@ -65,6 +69,8 @@ class SharedGreeting {
     UniqueFd descriptor{};
   };
 
+  // A member for which none can greet. nullopt: there is none.
+  static std::optional<int> firstWithout(const Roster& roster);
   static std::string encode(const Greeting& greeting);
   static std::optional<Greeting> decode(std::string_view bytes);
   void say(int channel);

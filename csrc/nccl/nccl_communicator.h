@@ -39,6 +39,7 @@ class NcclCommunicator : public Communicator {
   uint64_t bytesSent() const override { return control_->bytesSent(); }
   uint64_t bytesReceived() const override { return control_->bytesReceived(); }
   std::vector<Duration> waitedFor() const override { return control_->waitedFor(); }
+  std::string whyOverSockets() const override { return control_->whyOverSockets(); }
 
  private:
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;

@@ -184,6 +184,9 @@ py::dict statsOf(FtBackend& backend) {
   result["bytes_received"] = stats.bytes_received;
   result["failures"] = failuresOf(stats);
   result["waited_for"] = waitedForOf(stats);
+  result["why_over_sockets"] = stats.why_over_sockets.empty()
+                                   ? py::object(py::none())
+                                   : py::object(py::str(stats.why_over_sockets));
   result["last_error"] = stats.last_failure ? py::object(py::str(stats.last_failure->describe()))
                                             : py::object(py::none());
   result["last_configure_ms"] = phases;

@@ -30,6 +30,7 @@ class StagedCommunicator : public Communicator {
   uint64_t bytesSent() const override { return host_->bytesSent(); }
   uint64_t bytesReceived() const override { return host_->bytesReceived(); }
   std::vector<Duration> waitedFor() const override { return host_->waitedFor(); }
+  std::string whyOverSockets() const override { return host_->whyOverSockets(); }
 
  private:
   const std::shared_ptr<Communicator> host_;

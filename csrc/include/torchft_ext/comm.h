@@ -135,6 +135,9 @@ struct CommStats {
   // By rank of this generation: how long operations of this process have waited for that rank. Only
   // operations that waited for longer than CommOptions::ask_after count. Empty: no generation.
   std::vector<std::chrono::nanoseconds> waited_for{};
+  // Why collectives of this generation run over sockets and not in shared memory, such as "rank 1
+  // is on another host". Empty: they do not.
+  std::string why_over_sockets{};
 };
 
 class Comm {

@@ -95,6 +95,29 @@ def begin_with(address: str, rank: int, size: int, plans: str) -> None:
         del os.environ[VARIABLE]
 
 
+def why_over_sockets(address: str, rank: int, **options: object) -> str | None:
+    join(address, rank, 2, **options)
+    return backend().stats()["why_over_sockets"]
+
+
+@pytest.mark.parametrize(
+    ("local_sockets", "reasons"),
+    [
+        ((True, True), [None, None]),
+        ((True, False), ["rank 1 has turned off", "this rank has turned off"]),
+        ((False, False), ["this rank has turned off", "rank 0 has turned off"]),
+    ],
+)
+def test_stats_say_why_collectives_run_over_sockets(ranks: Pool, local_sockets, reasons):
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    calls = [
+        world.start(rank, why_over_sockets, address, rank, local_sockets=local_sockets[rank])
+        for rank in range(2)
+    ]
+    for why, expected in zip(values_of(calls), reasons, strict=True):
+        assert why is None if expected is None else why.startswith(expected), why
+
+
 def digest_of(table: str) -> int:
     return int(table.splitlines()[0].rsplit(" ", 1)[1])
 
