@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from namespaces import in_namespaces
 
+FEWEST = 5  # steps a second: a view that comes to nothing costs two seconds; undisturbed, a hundred
+
 
 @pytest.mark.parametrize(
     "trouble", ["no way", "no way there", "no way back", "firewall", "small packets"]
@@ -12,7 +14,7 @@ from namespaces import in_namespaces
 def test_newcomer_that_cannot_reach_a_member_waits_and_the_job_goes_on(tmp_path, trouble):
     told = in_namespaces("cut_link", tmp_path, trouble)
     assert told["views"] == 0 and told["size"] == 2, told
-    assert told["disturbed"] > told["undisturbed"] / 2, told  # it was one in seventy
+    assert told["disturbed"] > FEWEST, told
 
 
 def test_link_that_breaks_again_and_again_is_done_without(tmp_path):
@@ -21,4 +23,4 @@ def test_link_that_breaks_again_and_again_is_done_without(tmp_path):
     # Without one of the two, with it again, and without it for good; each of the last two perhaps
     # twice, since what is left of old connections may end a generation. It was nine and more.
     assert 1 <= told["views"] <= 6, told
-    assert told["disturbed"] > told["undisturbed"] / 2, told
+    assert told["disturbed"] > FEWEST, told

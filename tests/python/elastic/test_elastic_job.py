@@ -15,7 +15,7 @@ import torch.distributed as dist
 from elastic_side import close, jobs, members, wait_for_newcomer
 from ports import free_ports
 from ranks import World, values_of
-from rankside import PATIENCE, failure_of, seconds, wait_until
+from rankside import PATIENCE, failure_of, seconds, wait_errored, wait_until
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
@@ -533,6 +533,7 @@ def text_of_failed_reduce() -> str:
 
 def go_on_alone() -> tuple[int, bool, float, bool]:
     before = jobs[0].view()
+    wait_errored()
     view = jobs[0].recover(without_quorum=True)
     assert before is not None
     released = view.phases["release"] > timedelta(0)

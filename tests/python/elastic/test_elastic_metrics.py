@@ -72,9 +72,10 @@ def test_steps_are_counted_by_how_they_ended(ranks, world):
     pair = World(ranks, world.workers[:2])
     pair.run(come, ranks.address(), 2)
     calls = [pair.start(rank, train, rank == 0) for rank in range(2)]
-    for before, after in values_of(calls):
+    for aborts, (before, after) in zip([True, False], values_of(calls), strict=True):
         assert grown(before, after, "elastic_steps_committed_total") == STEPS
-        assert grown(before, after, "elastic_steps_repeated_total") == 1
+        # The other one may not have begun that step yet.
+        assert int(aborts) <= grown(before, after, "elastic_steps_repeated_total") <= 1
         assert grown(before, after, "elastic_views_total") == 2
         assert grown(before, after, "elastic_agreements_total") >= STEPS
         assert grown(before, after, "elastic_recovery_seconds_total", phase="agree") > 0

@@ -17,7 +17,9 @@ from pathlib import Path
 
 FOUNDERS = (0, 1)
 LIMIT = 60.0  # seconds
-WATCHED_S = 4.0
+WATCHED_S = 2.0
+CUT_S = 4.0  # and up again for as long
+STEP_S = 0.005
 FLAPS = 3
 WHOLE_MTU, SMALL_MTU = 1500, 576  # bytes
 UNREACHED = "bytes get through to"  # what the process on the third host says
@@ -37,6 +39,7 @@ def train(report: Path) -> Callable[..., None]:
         steps = 0
         while True:
             try:
+                time.sleep(STEP_S)
                 dist.all_reduce(torch.ones(3))
                 answer = job.agree(True)
                 steps += answer.ok
@@ -173,9 +176,9 @@ def flapping(hosts: Hosts) -> dict:
     rates = []
     for _ in range(FLAPS):
         hosts.network.cut_pair((1, 2))
-        rates.append(hosts.watch(0, WATCHED_S)[0])
+        rates.append(hosts.watch(0, CUT_S)[0])
         hosts.network.cut_pair((1, 2), cut=False)
-        rates.append(hosts.watch(0, WATCHED_S)[0])
+        rates.append(hosts.watch(0, CUT_S)[0])
     return {
         "undisturbed": undisturbed,
         "disturbed": sorted(rates)[len(rates) // 2],
