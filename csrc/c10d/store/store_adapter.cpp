@@ -33,10 +33,10 @@ constexpr std::chrono::seconds kLongestPatience{15};
 constexpr std::chrono::seconds kTryFor{2};
 
 // Empty where something accepts connections at the address, else why not.
-std::string tryConnect(const SocketAddress& address, Deadline deadline) {
+std::string tryConnect(const SocketAddress& address, Deadline deadline, UniqueFd* connection) {
   std::string error;
   int code = 0;
-  const UniqueFd fd = [&] {
+  UniqueFd fd = [&] {
     try {
       return startConnect(address, &error, &code);
     } catch (const std::system_error& lacking) {
@@ -49,10 +49,12 @@ std::string tryConnect(const SocketAddress& address, Deadline deadline) {
   const auto patience = std::chrono::ceil<milliseconds>(deadline.remaining());
   if (::poll(&wanted, 1, static_cast<int>(patience.count())) <= 0) return "no answer";
   const int problem = pendingSocketError(fd.get());
-  return problem == 0 ? "" : std::generic_category().message(problem);
+  if (problem != 0) return std::generic_category().message(problem);
+  *connection = std::move(fd);
+  return {};
 }
 
-std::string tryConnect(const StoreAddress& address, Deadline deadline) {
+std::string tryConnect(const StoreAddress& address, Deadline deadline, UniqueFd* connection) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
@@ -64,20 +66,22 @@ std::string tryConnect(const StoreAddress& address, Deadline deadline) {
   std::vector<SocketAddress> addresses;
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next)
     addresses.emplace_back(entry->ai_addr, entry->ai_addrlen);
-  return tryEach(addresses,
-                 [deadline](const SocketAddress& one) { return tryConnect(one, deadline); });
+  return tryEach(addresses, [deadline, connection](const SocketAddress& one) {
+    return tryConnect(one, deadline, connection);
+  });
 }
 
 // torch's own client goes on trying for its whole timeout and beyond, and logs a stack trace for
-// each try.
-void awaitServer(const StoreAddress& address, Deadline deadline) {
+// each try. Returns a connection over which nothing was sent.
+UniqueFd awaitServer(const StoreAddress& address, Deadline deadline) {
   const Deadline refused = Deadline::after(kRefusedFor);
+  UniqueFd connection;
   std::string why;
   bool starved = false;
   const auto look = [&] {
     starved = false;
     try {
-      why = tryConnect(address, deadline);
+      why = tryConnect(address, deadline, &connection);
     } catch (const StoreShortage& shortage) {
       why = shortage.what();
       starved = true;
@@ -88,23 +92,60 @@ void awaitServer(const StoreAddress& address, Deadline deadline) {
   if (starved) throw StoreShortage("cannot connect: " + why);
   // Whoever tells it names the store.
   if (!why.empty()) throw StoreError("cannot connect: " + why);
+  return connection;
 }
 
-c10::intrusive_ptr<c10d::TCPStore> connectTo(const StoreAddress& address) {
+struct Connected {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  UniqueFd beside;  // to the same server, and silent
+};
+
+Connected connectTo(const StoreAddress& address) {
   const Deadline deadline = Deadline::after(kConnectTimeout);
   c10d::TCPStoreOptions options;
   options.port = address.port;
   options.waitWorkers = false;
   options.timeout = kTryFor;
   while (true) {
-    awaitServer(address, deadline);
+    UniqueFd beside = awaitServer(address, deadline);
     try {
-      return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+      return {c10::make_intrusive<c10d::TCPStore>(address.host, options), std::move(beside)};
     } catch (const c10::Error&) {
       if (deadline.expired()) throw;
     }
   }
 }
+
+// torch's client logs a stack trace where its server has ended. So it is not asked then: the end
+// shows on the silent connection. Of a call that is under way when the server ends it logs one all
+// the same.
+class WatchingClient final : public ComparingStore {
+ public:
+  explicit WatchingClient(Connected connected)
+      : client_(makeStoreClient(std::move(connected.store))),
+        beside_(std::move(connected.beside)) {}
+
+  void set(const std::string& key, const std::string& value) override { client().set(key, value); }
+  std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) override {
+    return client().getAll(keys);
+  }
+  void remove(const std::string& key) override { client().remove(key); }
+  std::string compareSet(const std::string& key, const std::string& expected,
+                         const std::string& desired) override {
+    return client().compareSet(key, expected, desired);
+  }
+  int64_t add(const std::string& key, int64_t amount) override { return client().add(key, amount); }
+
+ private:
+  ComparingStore& client() {
+    pollfd ended{beside_.get(), POLLIN, 0};  // nothing is ever sent over it
+    if (::poll(&ended, 1, 0) > 0) throw StoreError("its server has closed the connection");
+    return *client_;
+  }
+
+  const std::unique_ptr<ComparingStore> client_;
+  const UniqueFd beside_;
+};
 
 std::string serverKey(const StoreAddress& address) {
   return address.host + ":" + std::to_string(address.port);
@@ -131,7 +172,9 @@ LentClient lend(const StorePtr& base) {
 
 ComparingStoreFactory factoryFor(const StoreAddress& address) {
   // The constructor looks the host up and connects, for as long as that takes: on the store thread.
-  return [address] { return withStoreErrors([&] { return makeStoreClient(connectTo(address)); }); };
+  return [address] {
+    return withStoreErrors([&] { return makeStoreClient(connectTo(address).store); });
+  };
 }
 
 std::string unbracketed(const std::string& host) {
@@ -226,7 +269,9 @@ std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
 }
 
 ComparingStoreFactory clientsOf(const StoreAddress& address) {
-  return factoryFor(address);
+  return [address]() -> std::unique_ptr<ComparingStore> {
+    return withStoreErrors([&] { return std::make_unique<WatchingClient>(connectTo(address)); });
+  };
 }
 
 StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {

@@ -116,3 +116,28 @@ def test_traceback_has_the_rank_of_the_newest_view(capsys, monkeypatch):
     again = RankedTraceback.install(hook)  # the process has joined again
     sys.excepthook(ValueError, ValueError("wrong"), None)
     assert again is hook and capsys.readouterr().err == "ValueError: wrong\n\n"
+
+
+LOSES_ITS_STORE = """
+import os, signal, subprocess, sys, time
+from datetime import timedelta
+from torchft_ext import elastic
+serve = [sys.executable, "-m", "torchft_ext.elastic", "--host", "127.0.0.1", "--port", "0"]
+store = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
+port = int(store.stdout.readline().split("port ")[1].split(";")[0])
+job = elastic.join(f"127.0.0.1:{port}/lost", size=1, limit=timedelta(seconds=1))
+job.recover()
+time.sleep(1)  # what is said at the beginning is said
+store.kill()
+store.wait()
+time.sleep(2)
+job.agree(True)
+"""
+
+
+def test_store_that_is_lost_leaves_no_stack_trace_of_torchs(rank_env):
+    """Members look at it again and again, and only what is under way at its end is told."""
+    command = [sys.executable, "-c", LOSES_ITS_STORE]
+    done = subprocess.run(command, env=rank_env, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert "frame #" not in done.stderr and "TCPStore" not in done.stderr, done.stderr
