@@ -61,7 +61,8 @@ std::string encode(const IssueReport& report) {
   out.u64(report.place);
   write(report.asked, out);
   write(report.last, out);
-  out.u8(static_cast<uint8_t>(report.main_thread));
+  out.i64(std::chrono::duration_cast<milliseconds>(report.main_thread.for_at_least).count());
+  out.u8(static_cast<uint8_t>(report.main_thread.state));
   return out.take();
 }
 
@@ -72,9 +73,10 @@ std::optional<IssueReport> decodeReport(std::string_view payload) {
   report.place = in.u64();
   report.asked = read(in);
   report.last = read(in);
+  report.main_thread.for_at_least = durationOf(milliseconds(in.i64()));
   const uint8_t main_thread = in.u8();
   if (!in.atEnd() || main_thread > static_cast<uint8_t>(kLastMainThread)) return std::nullopt;
-  report.main_thread = static_cast<MainThread>(main_thread);
+  report.main_thread.state = static_cast<MainThread>(main_thread);
   return report;
 }
 

@@ -26,7 +26,7 @@ struct IssueReport {
   uint64_t place = kNoPlace;
   std::optional<Issued> asked;  // the collective at `place`; nullopt: none yet, or it is forgotten
   std::optional<Issued> last;   // of all operations; nullopt: none yet
-  MainThread main_thread = MainThread::kUnknown;
+  MainThreadNow main_thread{};
   friend bool operator==(const IssueReport&, const IssueReport&) = default;
 };
 

@@ -1,6 +1,9 @@
 #include "host/main_thread.h"
 
+#include <unistd.h>
+
 #include "base/main_thread_waits.h"
+#include "base/mutex.h"
 #include "liveness/process_state.h"
 
 namespace torchft_ext {
@@ -25,9 +28,29 @@ MainThread stateOf(char letter) {
   }
 }
 
-}  // namespace
+// When it was first seen to have run so many times, and no more.
+class LastTurn {
+ public:
+  Duration age(uint64_t turns) {
+    const auto now = Clock::now();
+    const MutexLock lock(mutex_);
+    const pid_t pid = ::getpid();  // a forked child has another main thread
+    if (turns != turns_ || pid != pid_) {
+      turns_ = turns;
+      pid_ = pid;
+      seen_ = now;
+    }
+    return now - seen_;
+  }
 
-const char* describe(MainThread state) {
+ private:
+  Mutex mutex_;
+  uint64_t turns_ GUARDED_BY(mutex_) = 0;
+  pid_t pid_ GUARDED_BY(mutex_) = 0;
+  Clock::time_point seen_ GUARDED_BY(mutex_);
+};
+
+const char* wordsFor(MainThread state) {
   switch (state) {
     case MainThread::kUnknown:
       break;
@@ -47,9 +70,22 @@ const char* describe(MainThread state) {
   return "";
 }
 
-MainThread mainThreadNow() {
-  if (mainThreadWaits()) return MainThread::kWaits;
-  return stateOf(mainThreadStateLetter());
+}  // namespace
+
+std::string describe(const MainThreadNow& now) {
+  const std::string words = wordsFor(now.state);
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(now.for_at_least);
+  return seconds.count() == 0 ? words : words + ", for at least " + formatSeconds(seconds);
+}
+
+MainThreadNow mainThreadNow() {
+  static auto& last_turn = *new LastTurn;  // threads may outlive static objects
+  if (mainThreadWaits()) return {MainThread::kWaits};
+  const ThreadSample sample = sampleMainThread();
+  MainThreadNow now{stateOf(sample.letter)};
+  const Duration age = last_turn.age(sample.turns);
+  if (now.state == MainThread::kSleeps && sample.turns != 0) now.for_at_least = age;
+  return now;
 }
 
 }  // namespace torchft_ext

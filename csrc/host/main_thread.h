@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
+#include "base/deadline.h"
 
 namespace torchft_ext {
 
@@ -17,10 +20,17 @@ enum class MainThread : uint8_t {
 };
 inline constexpr auto kLastMainThread = MainThread::kEnded;
 
-// "its main thread sleeps"; empty for kUnknown.
-const char* describe(MainThread state);
+struct MainThreadNow {
+  MainThread state = MainThread::kUnknown;
+  // While it sleeps: it has not run since it was first looked at this long ago.
+  Duration for_at_least{0};
+  friend bool operator==(const MainThreadNow&, const MainThreadNow&) = default;
+};
 
-// Reads a small file of /proc unless it waits here.
-MainThread mainThreadNow();
+// "its main thread sleeps, for at least 3 s"; empty for kUnknown.
+std::string describe(const MainThreadNow& now);
+
+// Reads two small files of /proc unless it waits here.
+MainThreadNow mainThreadNow();
 
 }  // namespace torchft_ext

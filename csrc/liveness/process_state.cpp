@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 
 #include "base/unique_fd.h"
 
@@ -49,8 +50,14 @@ std::string describeProcessState(const std::string& status, const std::string& s
   }
 }
 
-char mainThreadStateLetter() {
-  return stateLetter(readProcFile("/proc/self/task/" + std::to_string(::getpid()) + "/stat"));
+ThreadSample sampleMainThread() {
+  const std::string directory = "/proc/self/task/" + std::to_string(::getpid()) + "/";
+  ThreadSample sample;
+  sample.letter = stateLetter(readProcFile(directory + "stat"));
+  const std::string times = readProcFile(directory + "schedstat");  // of it the third number
+  const size_t before = times.rfind(' ');
+  if (before != std::string::npos) sample.turns = std::strtoull(&times[before], nullptr, 10);
+  return sample;
 }
 
 }  // namespace torchft_ext

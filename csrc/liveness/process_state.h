@@ -14,8 +14,11 @@ std::string describeProcessState(int64_t pid);
 // The same, of what its "status" and "stat" hold; proc(5).
 std::string describeProcessState(const std::string& status, const std::string& stat);
 
-// The kernel's letter for this process's main thread, as proc(5) has it: 'R', 'S', 'D', ...; '?':
-// it cannot be read.
-char mainThreadStateLetter();
+// Of this process's main thread, as proc(5) has it.
+struct ThreadSample {
+  char letter = '?';   // 'R', 'S', 'D', ...; '?': it cannot be read
+  uint64_t turns = 0;  // how often it has been given a core; 0: the kernel does not count
+};
+ThreadSample sampleMainThread();
 
 }  // namespace torchft_ext

@@ -121,9 +121,10 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kNotice:
       return 1024;
     case FrameType::kGoodbye:
-    case FrameType::kReport:
     case FrameType::kBeat:
       return 64;
+    case FrameType::kReport:
+      return 128;
     case FrameType::kMember:
       return 8192;
     case FrameType::kElastic:

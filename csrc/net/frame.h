@@ -17,7 +17,7 @@
 namespace torchft_ext {
 
 inline constexpr uint32_t kFrameMagic = 0x54465831;  // "1XFT"
-inline constexpr uint16_t kWireVersion = 4;
+inline constexpr uint16_t kWireVersion = 5;
 inline constexpr size_t kFrameHeaderBytes = 40;
 
 enum class FrameType : uint16_t {

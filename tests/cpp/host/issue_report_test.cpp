@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+#include <vector>
+
 #include "base/main_thread_waits.h"
 #include "net/frame.h"
 
@@ -64,9 +67,34 @@ TEST_F(IssueReportTest, RefusesBytesThatAreNone) {
 }
 
 TEST_F(IssueReportTest, TellsTheMainThreadsStateAsTheKernelHasIt) {
-  EXPECT_EQ(mainThreadNow(), MainThread::kRuns);  // this one
+  EXPECT_EQ(mainThreadNow().state, MainThread::kRuns);  // this one
   const MainThreadWaits waits;
-  EXPECT_EQ(mainThreadNow(), MainThread::kWaits);
+  EXPECT_EQ(mainThreadNow().state, MainThread::kWaits);
+}
+
+TEST_F(IssueReportTest, TellsForHowLongTheMainThreadHasSlept) {
+  std::vector<MainThreadNow> looks;
+  std::thread other([&] {
+    for (int look = 0; look < 3; ++look) {
+      looks.push_back(mainThreadNow());
+      std::this_thread::sleep_for(milliseconds(30));
+    }
+  });
+  other.join();  // without a turn until the other one ends
+  EXPECT_EQ(looks.back().state, MainThread::kSleeps);
+  EXPECT_GE(looks.back().for_at_least, milliseconds(30));
+  EXPECT_LT(looks.back().for_at_least, std::chrono::minutes(1));
+  mainThreadNow();  // this turn is another one
+  std::thread([&] { looks.push_back(mainThreadNow()); }).join();
+  EXPECT_LT(looks.back().for_at_least, looks[2].for_at_least);
+}
+
+TEST_F(IssueReportTest, SaysInWordsForHowManySecondsTheMainThreadHasSlept) {
+  EXPECT_EQ(describe(MainThreadNow{MainThread::kSleeps, milliseconds(999)}),
+            "its main thread sleeps");
+  EXPECT_EQ(describe(MainThreadNow{MainThread::kSleeps, milliseconds(3900)}),
+            "its main thread sleeps, for at least 3 s");
+  EXPECT_EQ(describe(MainThreadNow{}), "");
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ class WaitInquiryTest : public ::testing::Test {
     IssueReport report;
     report.collectives = collectives;
     report.place = kPlace;
-    report.main_thread = MainThread::kRuns;
+    report.main_thread.state = MainThread::kRuns;
     if (collectives == 0) return report;
     report.last = IssueReport::Issued{last, root, static_cast<int64_t>(collectives), seconds(31)};
     if (collectives > kPlace) report.asked = report.last;
@@ -88,7 +88,7 @@ TEST_F(WaitInquiryTest, NamesARankThatIssuedItWithAnotherRoot) {
 TEST_F(WaitInquiryTest, ARankWithoutAnyOperationIsNamedSo) {
   const auto op = collective(OpKind::kBarrier, 0);
   IssueReport none = reportOf(0);
-  none.main_thread = MainThread::kUnknown;
+  none.main_thread = {};
   EXPECT_EQ(ask(waitOf(op), {reportOf(1, OpKind::kBarrier), none, reportOf(1, OpKind::kBarrier)}),
             "rank 2 (host b, pid 8): it has issued no operation");
 }
