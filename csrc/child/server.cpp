@@ -10,6 +10,7 @@
 #include "host/host_engine.h"
 #include "host/network_limits.h"
 #include "host/process.h"
+#include "host/shared_environment.h"
 
 namespace torchft_ext::child {
 namespace {
@@ -31,6 +32,8 @@ std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& to
   const std::string problem = heartbeatProblem(heartbeat);
   if (!problem.empty()) return "heartbeat" + problem;
   options.heartbeat_limit = heartbeat;
+  const std::string of_environment = useSharedEnvironment(&options);
+  if (!of_environment.empty()) return of_environment;
   return served.make([&options] { return hostEngine(options); });
 }
 

@@ -69,10 +69,10 @@ Agreements::Agreements(MemberId self, const View& view, bool may_relay, bool sec
 }
 
 void Agreements::chart() {
-  legs_ = legsOf(ranks_, self_, relayed_);
+  hops_ = hopsOf(ranks_, self_, relayed_);
   if (cut_.size() > kMostCut) return;
-  const std::vector<Leg> around = detoursOf(cut_, self_);
-  legs_.insert(legs_.end(), around.begin(), around.end());
+  const std::vector<Hop> around = detoursOf(cut_, self_);
+  hops_.insert(hops_.end(), around.begin(), around.end());
 }
 
 ElasticMessage Agreements::make(ElasticKind kind, uint64_t index) const {
@@ -196,34 +196,34 @@ Agreements::Step Agreements::advance() {
   return step;
 }
 
-// What is due by now. One message where several legs say the same.
+// What is due by now. One message where several hops say the same.
 void Agreements::tell(uint64_t index, Round& round, Step& step) const {
   if (!round.votes.contains(self_)) return;
-  const auto isKnown = [](const auto& known, const Leg& leg) {
-    return std::all_of(leg.about.begin(), leg.about.end(),
+  const auto isKnown = [](const auto& known, const Hop& hop) {
+    return std::all_of(hop.about.begin(), hop.about.end(),
                        [&](const MemberId& member) { return known.contains(member); });
   };
   const auto sendDue = [&](std::vector<bool>& told, const auto& known, auto fill) {
-    told.resize(legs_.size());
-    const Leg* last = nullptr;
-    for (size_t i = 0; i < legs_.size(); ++i) {
-      const Leg& leg = legs_[i];
-      if (told[i] || !isKnown(known, leg)) continue;
+    told.resize(hops_.size());
+    const Hop* last = nullptr;
+    for (size_t i = 0; i < hops_.size(); ++i) {
+      const Hop& hop = hops_[i];
+      if (told[i] || !isKnown(known, hop)) continue;
       told[i] = true;
-      const bool same = last != nullptr && last->about == leg.about;
-      step.sends.push_back({leg.to, same ? step.sends.back().message : fill(leg)});
-      last = &leg;
+      const bool same = last != nullptr && last->about == hop.about;
+      step.sends.push_back({hop.to, same ? step.sends.back().message : fill(hop)});
+      last = &hop;
     }
   };
-  sendDue(round.votes_told, round.votes, [&](const Leg& leg) {
+  sendDue(round.votes_told, round.votes, [&](const Hop& hop) {
     ElasticMessage message = make(ElasticKind::kVote, index);
-    for (const MemberId& member : leg.about) message.votes[member] = round.votes.at(member);
+    for (const MemberId& member : hop.about) message.votes[member] = round.votes.at(member);
     return std::make_shared<const ElasticMessage>(std::move(message));
   });
   if (!round.answer) return;
-  sendDue(round.completed_told, round.completed, [&](const Leg& leg) {
+  sendDue(round.completed_told, round.completed, [&](const Hop& hop) {
     ElasticMessage message = make(ElasticKind::kCompleted, index);
-    message.completed.insert(leg.about.begin(), leg.about.end());
+    message.completed.insert(hop.about.begin(), hop.about.end());
     return std::make_shared<const ElasticMessage>(std::move(message));
   });
 }

@@ -4,7 +4,7 @@
 // returned (all members have said that they completed A). stop() ends all of it for good: a
 // proposer has been promised that. Pure; owner: an ElasticCore, which is its only user.
 //
-// How a round spreads is said by *legs* (spread.h): each member tells some others what it knows of
+// How a round spreads is said by *hops* (spread.h): each member tells some others what it knows of
 // some members, once it knows it. What is told are facts that stay true, so it does not matter who
 // tells them, in which order, or how often.
 //
@@ -73,7 +73,7 @@ class Agreements {
     std::set<MemberId> completed;
     std::optional<Answer> answer;  // this member completed A
     bool returned = false;
-    std::vector<bool> votes_told;  // by leg
+    std::vector<bool> votes_told;  // by hop
     std::vector<bool> completed_told;
   };
   Step advance();
@@ -88,7 +88,7 @@ class Agreements {
   uint64_t view_ = 0;
   std::vector<MemberId> ranks_;
   std::set<MemberId> members_;
-  std::vector<Leg> legs_;
+  std::vector<Hop> hops_;
   bool may_relay_ = false;
   bool relayed_ = false;
   std::set<MemberPair> cut_;  // the one has lost the other; not all, once there are too many

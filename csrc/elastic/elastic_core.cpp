@@ -64,7 +64,7 @@ bool ElasticCore::setContacts(std::vector<MemberId> contacts) {
   return true;
 }
 
-bool ElasticCore::isForsaken() const {
+bool ElasticCore::hasNoContactLeft() const {
   return state_ == State::kJoining &&
          std::all_of(contacts_.begin(), contacts_.end(),
                      [&](const MemberId& id) { return losses_.isGoneForGood(id); });

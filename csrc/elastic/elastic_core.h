@@ -94,7 +94,7 @@ class ElasticCore {
   // once it says so of all of them.
   void setReached(const std::set<MemberId>& ids) { reached_ = ids; }
   // Of a newcomer: is none of those whom it asks alive any more?
-  bool isForsaken() const;
+  bool hasNoContactLeft() const;
 
   // This member's next agreement in the view with that number, which it has formed. Where that view
   // is over, the answer follows from the next one (at once, if that is known).
@@ -117,7 +117,7 @@ class ElasticCore {
   ElasticEffects witnessAnswered(const WitnessReply& reply);
 
   // Has it been left out by a view that it cannot check? It hears and tells nothing any more.
-  bool isMute() const { return unsealed_; }
+  bool isIsolated() const { return unsealed_; }
 
   // Of the model checker: equal where the states are.
   std::string fingerprint() const;

@@ -190,11 +190,11 @@ bool ElasticMember::recordEnd(Deadline deadline, const Cancelled& cancelled) {
   const auto founding = std::make_shared<Founding>();
   const View last = driver_->status.view();
   const JobEnd end{std::chrono::system_clock::now(), static_cast<uint32_t>(last.members.size())};
-  const auto tell_visitors = [driver = driver_, founding, end] {
+  const auto tell_clients = [driver = driver_, founding, end] {
     *founding = driver->founding;
     if (driver->place) driver->place->put(keyOfEnd(*founding), encodeEnd(end));
   };
-  if (!driver_->loop.runOnLoop(tell_visitors, deadline) || !driver_->options.store) return false;
+  if (!driver_->loop.runOnLoop(tell_clients, deadline) || !driver_->options.store) return false;
   const auto record = [founding, last, end](JobStore& store) {
     return store.recordEnd(*founding, last, end);
   };

@@ -16,7 +16,7 @@ Nonce meetingNonce(const std::string& job) {
 Digest256 meetingProof(const MeetingKey& key, MeetingSide side, const Challenge& challenge,
                        const Challenge& own) {
   ByteWriter writer;
-  writer.u8(side == MeetingSide::kVisitor ? 1 : 2);
+  writer.u8(side == MeetingSide::kClient ? 1 : 2);
   writer.raw(challenge.bytes);
   writer.raw(own.bytes);
   writer.text(key.job);

@@ -1,12 +1,12 @@
 // How processes of a job meet without a store: at an address of one of them. Both sides of such a
-// connection prove first that they know the job's key, which is never sent; then the visitor makes
+// connection prove first that they know the job's key, which is never sent; then the client makes
 // calls of the key-value store (view_store.h) that the other one keeps.
 //
-//   visitor -> place: a hello with meetingNonce(), to whoever listens there
-//   place -> visitor: kAnswer, seq 0: a challenge
-//   visitor -> place: kCall, seq 0: a challenge of its own, and its proof
-//   place -> visitor: kAnswer, seq 0: its proof, and its standing in the job
-//   visitor -> place: kCall, seq > 0; each is answered by a kAnswer of that seq
+//   client -> place: a hello with meetingNonce(), to whoever listens there
+//   place -> client: kAnswer, seq 0: a challenge
+//   client -> place: kCall, seq 0: a challenge of its own, and its proof
+//   place -> client: kAnswer, seq 0: its proof, and its standing in the job
+//   client -> place: kCall, seq > 0; each is answered by a kAnswer of that seq
 // At a place that answers inquiries (job_report.h) kInquiry comes instead of calls, and kReport is
 // the answer. There the key follows from the job's founding.
 //
@@ -27,7 +27,7 @@ struct MeetingKey {
   std::string key;  // the user's
 };
 
-// Of the process at a place, as it was when the visitor came: the higher, the better it knows where
+// Of the process at a place, as it was when the client came: the higher, the better it knows where
 // the job's members are.
 struct Standing {
   enum class Part : uint8_t {
@@ -41,7 +41,7 @@ struct Standing {
 };
 
 Nonce meetingNonce(const std::string& job);
-enum class MeetingSide { kVisitor, kPlace };
+enum class MeetingSide { kClient, kPlace };
 // For who was challenged by `challenge` and challenged by `own`.
 Digest256 meetingProof(const MeetingKey& key, MeetingSide side, const Challenge& challenge,
                        const Challenge& own);

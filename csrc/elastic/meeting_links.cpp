@@ -65,7 +65,7 @@ void MeetingLinks::answerChallenge(uint64_t id, const std::string& payload) {
   link.challenged = true;
   ByteWriter writer;
   writer.raw(link.own.bytes);
-  writer.raw(meetingProof(key_, MeetingSide::kVisitor, link.theirs, link.own));
+  writer.raw(meetingProof(key_, MeetingSide::kClient, link.theirs, link.own));
   FrameHeader header;
   header.type = FrameType::kCall;
   link.socket->send(header, writer.take());

@@ -25,12 +25,12 @@ MeetingServer::MeetingServer(EventLoop& loop, MeetingKey key)
       }) {}
 
 MeetingServer::~MeetingServer() {
-  for (auto& [id, visitor] : visitors_) loop_.cancel(visitor.timer);
+  for (auto& [id, client] : clients_) loop_.cancel(client.timer);
 }
 
 bool MeetingServer::hasRoom() const {
-  if (report_ && visitors_.size() >= kMostAskers) return false;
-  const auto unproven = std::count_if(visitors_.begin(), visitors_.end(),
+  if (report_ && clients_.size() >= kMostAskers) return false;
+  const auto unproven = std::count_if(clients_.begin(), clients_.end(),
                                       [](const auto& one) { return !one.second.proven; });
   return static_cast<size_t>(unproven) < kMostUnproven;
 }
@@ -46,22 +46,22 @@ bool MeetingServer::admit(Arrival& arrival) {
   auto socket = std::make_unique<FramedSocket>(
       loop_, std::move(arrival.fd), std::vector<FrameType>{FrameType::kCall, FrameType::kInquiry},
       std::move(handlers), kMostUnsent);
-  Visitor& visitor = visitors_[id];
-  visitor.socket = std::move(socket);
-  visitor.challenge = Challenge::random();
-  visitor.timer = loop_.runAt(Clock::now() + kProveWithin, [this, id] { onEnd(id); });
+  Client& client = clients_[id];
+  client.socket = std::move(socket);
+  client.challenge = Challenge::random();
+  client.timer = loop_.runAt(Clock::now() + kProveWithin, [this, id] { onEnd(id); });
   ByteWriter writer;
-  writer.raw(visitor.challenge.bytes);
-  visitor.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
+  writer.raw(client.challenge.bytes);
+  client.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
   return true;
 }
 
 void MeetingServer::onFrame(const MemberId& id, const FrameHeader& header,
                             const std::string& payload) {
-  Visitor& visitor = visitors_.at(id);
+  Client& client = clients_.at(id);
   const bool asks = header.type == FrameType::kInquiry;
-  if (!visitor.proven) {
-    if (asks || !prove(visitor, payload)) onEnd(id);
+  if (!client.proven) {
+    if (asks || !prove(client, payload)) onEnd(id);
     return;
   }
   if (asks != (report_ != nullptr)) return onEnd(id);
@@ -69,37 +69,37 @@ void MeetingServer::onFrame(const MemberId& id, const FrameHeader& header,
   auto call = decodeStoreCall(payload);
   if (!call || call->view != 0 || header.seq == 0) return onEnd(id);
   const std::string& key = call->keys.empty() ? std::string() : call->keys.front();
-  if (call->what == StoreCall::What::kSet && key.starts_with("seat/")) visitor.seats.insert(key);
+  if (call->what == StoreCall::What::kSet && key.starts_with("seat/")) client.seats.insert(key);
   store_.onCall(id, header.seq, *std::move(call));
 }
 
 void MeetingServer::onInquiry(const MemberId& id) {
-  visitors_.at(id).socket->send(headerOf(FrameType::kJobReport, 0), report_());
+  clients_.at(id).socket->send(headerOf(FrameType::kJobReport, 0), report_());
 }
 
-bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {
+bool MeetingServer::prove(Client& client, const std::string& payload) {
   ByteReader reader(payload);
   Challenge theirs;
   Digest256 proof{};
   reader.raw(theirs.bytes);
   reader.raw(proof);
-  const Digest256 expected = meetingProof(key_, MeetingSide::kVisitor, visitor.challenge, theirs);
+  const Digest256 expected = meetingProof(key_, MeetingSide::kClient, client.challenge, theirs);
   if (!reader.atEnd() || !equalInConstantTime(proof, expected)) return false;
-  visitor.proven = true;
-  if (!report_) loop_.cancel(std::exchange(visitor.timer, 0));
+  client.proven = true;
+  if (!report_) loop_.cancel(std::exchange(client.timer, 0));
   ByteWriter writer;
-  writer.raw(meetingProof(key_, MeetingSide::kPlace, theirs, visitor.challenge));
+  writer.raw(meetingProof(key_, MeetingSide::kPlace, theirs, client.challenge));
   writer.u8(static_cast<uint8_t>(standing_.part));
   writer.u64(standing_.view);
-  visitor.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
+  client.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
   return true;
 }
 
 void MeetingServer::onEnd(const MemberId& id) {
-  const auto found = visitors_.find(id);
-  if (found == visitors_.end()) return;
-  const Visitor gone = std::move(found->second);
-  visitors_.erase(found);
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  const Client gone = std::move(found->second);
+  clients_.erase(found);
   loop_.cancel(gone.timer);
   for (const std::string& seat : gone.seats) {
     StoreCall remove;
@@ -112,7 +112,7 @@ void MeetingServer::onEnd(const MemberId& id) {
 void MeetingServer::setStanding(const Standing& standing) {
   const bool worse = standing < standing_;
   standing_ = standing;
-  while (worse && !visitors_.empty()) onEnd(visitors_.begin()->first);
+  while (worse && !clients_.empty()) onEnd(clients_.begin()->first);
 }
 
 void MeetingServer::put(const std::string& key, const std::string& value) {
@@ -124,8 +124,8 @@ void MeetingServer::put(const std::string& key, const std::string& value) {
 }
 
 void MeetingServer::reply(const MemberId& to, uint64_t number, const StoreAnswer& answer) {
-  const auto found = visitors_.find(to);
-  if (found == visitors_.end()) return;
+  const auto found = clients_.find(to);
+  if (found == clients_.end()) return;
   found->second.socket->send(headerOf(FrameType::kAnswer, number), encodeStoreAnswer(answer));
 }
 

@@ -1,7 +1,7 @@
 // What a process keeps for others that come to its address (meeting.h): before the job is founded,
 // the seats of those that found it; afterwards the founding, and where the members are.
 //
-// Owner: an ElasticMember. Loop thread only. What a visitor put under "seat/" goes with its
+// Owner: an ElasticMember. Loop thread only. What a client put under "seat/" goes with its
 // connection: it may have gone to another place, or died.
 #pragma once
 
@@ -29,18 +29,18 @@ class MeetingServer {
   MeetingServer(const MeetingServer&) = delete;
   MeetingServer& operator=(const MeetingServer&) = delete;
 
-  // From now on visitors may ask how the job is, and make no calls; each has kProveWithin for all
+  // From now on clients may ask how the job is, and make no calls; each has kProveWithin for all
   // of it. report: encoded.
   void answerInquiries(std::function<std::string()> report) { report_ = std::move(report); }
 
   bool admit(Arrival& arrival);
   // This process's own word, for all who come.
   void put(const std::string& key, const std::string& value);
-  // Visitors that were told of a better one are sent away, to look for another place.
+  // Clients that were told of a better one are sent away, to look for another place.
   void setStanding(const Standing& standing);
 
  private:
-  struct Visitor {
+  struct Client {
     std::unique_ptr<FramedSocket> socket;
     Challenge challenge;
     bool proven = false;
@@ -50,7 +50,7 @@ class MeetingServer {
   void onFrame(const MemberId& id, const FrameHeader& header, const std::string& payload);
   bool hasRoom() const;
   void onInquiry(const MemberId& id);
-  bool prove(Visitor& visitor, const std::string& payload);
+  bool prove(Client& client, const std::string& payload);
   void onEnd(const MemberId& id);
   void reply(const MemberId& to, uint64_t number, const StoreAnswer& answer);
 
@@ -58,8 +58,8 @@ class MeetingServer {
   const MeetingKey key_;
   Standing standing_;
   ViewStoreServer store_;
-  std::function<std::string()> report_;   // empty: it answers no inquiries
-  std::map<MemberId, Visitor> visitors_;  // each under an id of its own
+  std::function<std::string()> report_;  // empty: it answers no inquiries
+  std::map<MemberId, Client> clients_;   // each under an id of its own
   uint64_t next_put_ = 1;
 };
 

@@ -123,8 +123,8 @@ void MemberDriver::listen(Deadline deadline) {
 void MemberDriver::openPlace() {
   if (!listed) return;
   place = std::make_unique<MeetingServer>(loop, MeetingKey{options.job, options.key});
-  network->admitVisitors(meetingNonce(options.job),
-                         [this](Arrival& arrival) { return place && place->admit(arrival); });
+  network->admitClients(meetingNonce(options.job),
+                        [this](Arrival& arrival) { return place && place->admit(arrival); });
 }
 
 MemberNetwork::Events MemberDriver::events() {
@@ -177,7 +177,7 @@ void MemberDriver::openInquiries() {
   const MeetingKey key = inquiryKey(founding.key);
   inquiries = std::make_unique<MeetingServer>(loop, key);
   inquiries->answerInquiries([this] { return encodeJobReport(report()); });
-  network->admitVisitors(meetingNonce(key.job), [this](Arrival& arrival) {
+  network->admitClients(meetingNonce(key.job), [this](Arrival& arrival) {
     return core && inquiries && inquiries->admit(arrival);
   });
 }
@@ -271,7 +271,7 @@ void MemberDriver::carryOut(const ElasticEffects& effects) {
   if (effects.new_view) onNewView();
   sendAll(effects.sends);
   if (effects.witness) askWitness(*effects.witness);
-  if (effects.left_out && core->isMute()) network->finish();  // others must not wait for it
+  if (effects.left_out && core->isIsolated()) network->finish();  // others must not wait for it
   status.follow(*core, effects, isHopeless(effects));
 }
 
@@ -400,13 +400,13 @@ void MemberDriver::onNewView() {
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
   holdBack();
-  if (place) tellVisitors();
+  if (place) tellClients();
   if (!now.members.empty() && now.members.front().id == core->self().id) publish();
 }
 
 // Who comes to this process's address is shown the way to the members, also by one that is left
 // out: it does not hear of later views.
-void MemberDriver::tellVisitors() {
+void MemberDriver::tellClients() {
   const bool is_member = core->state() != ElasticCore::State::kLeftOut;
   std::vector<Member> contacts = core->view().members;
   // While this one lives nobody concludes from its old word that the whole job has ended.
@@ -504,9 +504,10 @@ void MemberDriver::hearContacts(const std::vector<Member>& members,
   const std::vector<MemberId> ids = idsOf(members);
   const bool are_new = !ids.empty() && core->setContacts(ids);
   if (are_new) ways.setTargets({ids.begin(), ids.end()});
-  const bool alone = !ids.empty() && !are_new && core->isForsaken();
+  const bool alone = !ids.empty() && !are_new && core->hasNoContactLeft();
   looks_without_members = alone ? looks_without_members + 1 : 0;
-  if (looks_without_members >= 2) status.setForsaken(members);  // before, others may be taking over
+  if (looks_without_members >= 2)
+    status.setContactsGone(members);  // before, others may be taking over
 }
 
 void MemberDriver::askWitness(const WitnessRequest& request) {

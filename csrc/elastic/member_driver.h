@@ -98,7 +98,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void loseWay(const MemberId& id);
   void holdBack();  // tells the core which newcomers are not to be taken in yet
   void onNewView();
-  void tellVisitors();
+  void tellClients();
   void tick();
   void arm();
   void sendCall(const MemberId& host, uint64_t number, const StoreCall& call);

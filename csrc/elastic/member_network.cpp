@@ -68,7 +68,7 @@ std::string MemberNetwork::open(const SocketAddress& address, PortRange ports) {
   return {};
 }
 
-void MemberNetwork::admitVisitors(const Nonce& nonce, Listener::Handler handler) {
+void MemberNetwork::admitClients(const Nonce& nonce, Listener::Handler handler) {
   listener_->expect(nonce, GenerationSecret{}, std::move(handler));
 }
 

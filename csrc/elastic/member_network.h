@@ -70,7 +70,7 @@ class MemberNetwork {
   // to whom a connection stands. May end the connection on whose message it is called.
   void enterView(const View& view);
   // Others that come to this process's address with that nonce; the handler owns their connections.
-  void admitVisitors(const Nonce& nonce, Listener::Handler handler);
+  void admitClients(const Nonce& nonce, Listener::Handler handler);
 
   // From now on messages to it can be sent. Where it was known at another address, the connection
   // to that one ends.

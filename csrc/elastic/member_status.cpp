@@ -124,10 +124,10 @@ void MemberStatus::setOver(uint64_t view) {
   over_ = std::max(over_, view);
 }
 
-void MemberStatus::setForsaken(const std::vector<Member>& members) {
+void MemberStatus::setContactsGone(const std::vector<Member>& members) {
   const MutexLock lock(mutex_);
   for (const Member& member : members) names_[member.id] = nameOfRecord(member.record);
-  forsaken_by_ = idsOf(members);
+  gone_contacts_ = idsOf(members);
   changed_.notifyAll();
 }
 
@@ -279,7 +279,7 @@ View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cance
   const MutexLock lock(mutex_);
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
     return view_.number > newer_than || left_out_ || left_ || (hopeless_ && !without_quorum) ||
-           !forsaken_by_.empty() || job_end_;
+           !gone_contacts_.empty() || job_end_;
   };
   waitUntilDone(mutex_, changed_, over, deadline, cancelled);
   if (view_.number > newer_than && !left_out_ && !left_) return view_;
@@ -376,7 +376,7 @@ void MemberStatus::throwNoView() const {
                        job + "view " + std::to_string(view_.number) + why);
   }
   if (job_end_) throw jobOver(job_, *job_end_);
-  if (!forsaken_by_.empty()) throwForsaken();
+  if (!gone_contacts_.empty()) throwContactsGone();
   if (!missing_.empty()) throwNoQuorum();
   if (lacksWitness()) throwWithoutWitness();
   throw ElasticError(ElasticErrorKind::kTimeout,
@@ -442,12 +442,12 @@ void MemberStatus::throwWithoutWitness() const {
                          adviceWithoutQuorum());
 }
 
-void MemberStatus::throwForsaken() const {
+void MemberStatus::throwContactsGone() const {
   throw ElasticError(
       ElasticErrorKind::kNoQuorum,
       "elastic job '" + job_ +
           "': it was founded before, and none of its members runs any more: missing " +
-          namesOf(forsaken_by_) +
+          namesOf(gone_contacts_) +
           ". It is not known to have ended well: too many were lost at once, or its store has "
           "forgotten the end. Two ways out: start the job under another name, from a checkpoint; "
           "or, where a member of it still runs and is only cut off, let that one go on by "

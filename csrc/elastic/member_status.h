@@ -42,7 +42,7 @@ class MemberStatus {
   void follow(const ElasticCore& core, const ElasticEffects& effects, bool hopeless);
   void setOver(uint64_t view);  // this view, and those before
   // Of a newcomer: nobody of the job lives, of which it knew these.
-  void setForsaken(const std::vector<Member>& members);
+  void setContactsGone(const std::vector<Member>& members);
   void setJobOver(const JobEnd& end);
   void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
@@ -88,7 +88,7 @@ class MemberStatus {
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
-  [[noreturn]] void throwForsaken() const REQUIRES(mutex_);
+  [[noreturn]] void throwContactsGone() const REQUIRES(mutex_);
   std::string adviceToNewcomer() const REQUIRES(mutex_);
   bool lacksWitness() const REQUIRES(mutex_);
   [[noreturn]] void throwWithoutWitness() const REQUIRES(mutex_);
@@ -123,8 +123,8 @@ class MemberStatus {
   bool left_out_ GUARDED_BY(mutex_) = false;
   bool leaving_ GUARDED_BY(mutex_) = false;  // by its own word
   bool left_ GUARDED_BY(mutex_) = false;
-  std::vector<MemberId> forsaken_by_ GUARDED_BY(mutex_);  // empty: somebody of the job may live
-  std::optional<JobEnd> job_end_ GUARDED_BY(mutex_);      // of a newcomer that found it
+  std::vector<MemberId> gone_contacts_ GUARDED_BY(mutex_);  // empty: somebody of the job may live
+  std::optional<JobEnd> job_end_ GUARDED_BY(mutex_);        // of a newcomer that found it
   std::string store_trouble_ GUARDED_BY(mutex_);
   // For who asks how the job is.
   struct Change {

@@ -4,35 +4,35 @@
 
 namespace torchft_ext {
 
-std::vector<Leg> legsOf(const std::vector<MemberId>& ranks, const MemberId& self, bool relayed) {
-  std::vector<Leg> legs;
+std::vector<Hop> hopsOf(const std::vector<MemberId>& ranks, const MemberId& self, bool relayed) {
+  std::vector<Hop> hops;
   const size_t size = ranks.size();
   const auto found = std::find(ranks.begin(), ranks.end(), self);
-  if (found == ranks.end()) return legs;
+  if (found == ranks.end()) return hops;
   const auto own = static_cast<size_t>(found - ranks.begin());
   for (size_t distance = 1; distance < size; distance += relayed ? distance : 1) {
-    Leg leg{ranks[(own + distance) % size], {}};
+    Hop hop{ranks[(own + distance) % size], {}};
     // Of more it knows already, once it has been around.
     const size_t count = relayed ? std::min(distance, size - distance) : 1;
     for (size_t back = 0; back < count; ++back) {
-      leg.about.push_back(ranks[(own + size - back) % size]);
+      hop.about.push_back(ranks[(own + size - back) % size]);
     }
     const auto longer = std::upper_bound(
-        legs.begin(), legs.end(), leg,
-        [](const Leg& a, const Leg& b) { return a.about.size() < b.about.size(); });
-    legs.insert(longer, std::move(leg));
+        hops.begin(), hops.end(), hop,
+        [](const Hop& a, const Hop& b) { return a.about.size() < b.about.size(); });
+    hops.insert(longer, std::move(hop));
   }
-  return legs;
+  return hops;
 }
 
-std::vector<Leg> detoursOf(const std::set<MemberPair>& cut, const MemberId& self) {
-  std::vector<Leg> legs;
+std::vector<Hop> detoursOf(const std::set<MemberPair>& cut, const MemberId& self) {
+  std::vector<Hop> hops;
   for (const auto& [one, other] : cut) {
     if (one == self || other == self) continue;
-    legs.push_back({one, {other}});
-    legs.push_back({other, {one}});
+    hops.push_back({one, {other}});
+    hops.push_back({other, {one}});
   }
-  return legs;
+  return hops;
 }
 
 }  // namespace torchft_ext

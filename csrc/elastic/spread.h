@@ -14,17 +14,17 @@
 
 namespace torchft_ext {
 
-struct Leg {
+struct Hop {
   MemberId to;
   std::vector<MemberId> about;  // to be told once all of it is known; itself first
-  friend bool operator==(const Leg&, const Leg&) = default;
+  friend bool operator==(const Hop&, const Hop&) = default;
 };
 
 // Of a member that is neither, between two of whom the one has lost the other: what each says is
 // passed on to the other one.
-std::vector<Leg> detoursOf(const std::set<MemberPair>& cut, const MemberId& self);
+std::vector<Hop> detoursOf(const std::set<MemberPair>& cut, const MemberId& self);
 
 // Of this member, in the order in which they are due. It is among the ranks.
-std::vector<Leg> legsOf(const std::vector<MemberId>& ranks, const MemberId& self, bool relayed);
+std::vector<Hop> hopsOf(const std::vector<MemberId>& ranks, const MemberId& self, bool relayed);
 
 }  // namespace torchft_ext

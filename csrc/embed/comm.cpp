@@ -20,6 +20,7 @@
 #include "host/host_engine.h"
 #include "host/network_limits.h"
 #include "host/process.h"
+#include "host/shared_environment.h"
 
 namespace torchft_ext {
 namespace {
@@ -144,6 +145,8 @@ HostEngineOptions engineOptions(const CommOptions& options) {
   require(problem.empty(), "Comm", [&] { return "heartbeat" + problem; });
   engine.heartbeat_limit = options.heartbeat;
   engine.local_sockets = options.local_sockets;
+  const std::string of_environment = useSharedEnvironment(&engine);
+  if (!of_environment.empty()) refuse("Comm", of_environment);
   return engine;
 }
 

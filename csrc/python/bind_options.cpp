@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "c10d/group/environment.h"
 #include "c10d/group/host_options.h"
 #include "c10d/group/options.h"
+#include "host/shared_environment.h"
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/limits.h"
@@ -71,8 +71,10 @@ c10::intrusive_ptr<FtOptions> networkOptions(const FtOptions& options,
 
 // What this process's groups would use now: the table as text, and its digest.
 std::pair<std::string, uint32_t> sharedPlans() {
-  const SharedPlanTable table = readEnvironment().plans.value_or(SharedPlanTable());
-  return {table.text(), table.digest()};
+  HostEngineOptions options;
+  const std::string problem = useSharedEnvironment(&options);
+  TORCH_CHECK_VALUE(problem.empty(), problem);
+  return {options.plans.text(), options.plans.digest()};
 }
 
 }  // namespace

@@ -5,8 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <utility>
 #include <variant>
 
@@ -40,17 +38,6 @@ bool parseSwitch(const char* name, const std::string& text) {
   return text == "1";
 }
 
-SharedPlanTable readPlans(const char* name, const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  TORCH_CHECK_VALUE(file && text, name, ": expected a file that can be read, found '", path, "'");
-  auto table = SharedPlanTable::parse(text.str());
-  const auto* problem = std::get_if<std::string>(&table);
-  TORCH_CHECK_VALUE(problem == nullptr, name, ": ", path, ": ", *problem);
-  return std::get<SharedPlanTable>(std::move(table));
-}
-
 }  // namespace
 
 void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) {
@@ -82,12 +69,6 @@ Environment readEnvironment() {
   }
   if (const auto text = read("TORCHFT_EXT_LOCAL_SOCKETS")) {
     environment.local_sockets = parseSwitch("TORCHFT_EXT_LOCAL_SOCKETS", *text);
-  }
-  if (const auto text = read("TORCHFT_EXT_SHARED_MEMORY")) {
-    environment.shared_memory = parseSwitch("TORCHFT_EXT_SHARED_MEMORY", *text);
-  }
-  if (const auto path = read("TORCHFT_EXT_SHARED_MEMORY_PLANS")) {
-    environment.plans = readPlans("TORCHFT_EXT_SHARED_MEMORY_PLANS", *path);
   }
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);

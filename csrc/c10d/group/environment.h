@@ -1,14 +1,13 @@
-// The TORCHFT_EXT_* variables of groups and of the CPU engine, read once per call; other engines
-// read their own. A bad value is a ValueError that names the
-// variable, what was expected and what was found. Any thread (as far as nobody changes the
-// environment meanwhile).
+// The TORCHFT_EXT_* variables of groups, read once per call; those of shared memory are read by
+// host/shared_environment.h, and other engines read their own. A bad value is a ValueError that
+// names the variable, what was expected and what was found. Any thread (as far as nobody changes
+// the environment meanwhile).
 #pragma once
 
 #include <chrono>
 #include <optional>
 #include <string>
 
-#include "host/shared_plans.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -18,8 +17,6 @@ struct Environment {
   std::optional<std::string> interface_variable;       // which of the two it came from
   std::optional<PortRange> ports;                      // TORCHFT_EXT_PORT_RANGE
   std::optional<bool> local_sockets;                   // TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1
-  std::optional<bool> shared_memory;                   // TORCHFT_EXT_SHARED_MEMORY, 0 or 1
-  std::optional<SharedPlanTable> plans;                // TORCHFT_EXT_SHARED_MEMORY_PLANS, a file
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
   std::optional<std::chrono::milliseconds> ask_after;  // TORCHFT_EXT_ASK_AFTER, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1

@@ -1,7 +1,10 @@
 #include "c10d/group/host_options.h"
 
+#include <c10/util/Exception.h>
+
 #include "c10d/group/environment.h"
 #include "c10d/group/interface_choice.h"
+#include "host/shared_environment.h"
 
 namespace torchft_ext {
 
@@ -17,8 +20,8 @@ HostEngineOptions hostOptionsOf(const FtOptions& options,
   }
   host.local_sockets =
       options.local_sockets.value_or(environment.local_sockets.value_or(host.local_sockets));
-  host.shared_memory = environment.shared_memory.value_or(host.shared_memory);
-  if (environment.plans) host.plans = *environment.plans;
+  const std::string problem = useSharedEnvironment(&host);
+  TORCH_CHECK_VALUE(problem.empty(), problem);
   if (options.heartbeat) {
     checkHeartbeat("Options.heartbeat", *options.heartbeat);
     host.heartbeat_limit = *options.heartbeat;

@@ -36,9 +36,9 @@ TEST(ElasticMember, WhoIsLeftOutGetsNoView) {
 }
 
 // A process that knows the job's secret, and talks to its members.
-class Visitor {
+class Client {
  public:
-  explicit Visitor(const Founding& founding) {
+  explicit Client(const Founding& founding) {
     onLoop(loop_, [&] {
       MemberNetwork::Events events;
       events.on_message = [this](const MemberId&, const FrameHeader&, const std::string& payload) {
@@ -58,11 +58,11 @@ class Visitor {
       network_->admitMembers(founding.key);
     });
   }
-  ~Visitor() {
+  ~Client() {
     onLoop(loop_, [this] { network_.reset(); });
   }
-  Visitor(const Visitor&) = delete;
-  Visitor& operator=(const Visitor&) = delete;
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
 
   void tell(const Member& member, const ElasticMessage& message) {
     onLoop(loop_, [&] {
@@ -114,15 +114,15 @@ TEST(ElasticMember, WhoIsLeftOutAnswersWithTheViewThatIsWithoutIt) {
   beAbsent(absent, 1);
   expectOneView(job.awaitViews(1, {absent->id()}), 2, 2);
   EXPECT_THROW(absent->awaitView(1, Deadline::after(kLong)), ElasticError);
-  Visitor visitor(*JobStore(job.store->comparing("visitor"), "job/").founding());
+  Client client(*JobStore(job.store->comparing("client"), "job/").founding());
   ElasticMessage behind;
   behind.kind = ElasticKind::kBehind;
   behind.lineage = first.lineage;
   behind.number = 1;
-  visitor.tell(first.members[static_cast<size_t>(first.rankOf(absent->id()))], behind);
-  EXPECT_TRUE(waitFor([&] { return visitor.told().number == 2; }));
-  EXPECT_FALSE(visitor.told().has(absent->id()));
-  EXPECT_TRUE(visitor.told().secret.isZero());
+  client.tell(first.members[static_cast<size_t>(first.rankOf(absent->id()))], behind);
+  EXPECT_TRUE(waitFor([&] { return client.told().number == 2; }));
+  EXPECT_FALSE(client.told().has(absent->id()));
+  EXPECT_TRUE(client.told().secret.isZero());
 }
 
 // Whoever tells it: another member may have heard of it before the two say so themselves.

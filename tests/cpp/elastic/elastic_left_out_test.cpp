@@ -194,11 +194,11 @@ TEST_F(LeftOut, MemberThatHasMissedAViewHearsAndTellsNothingAnyMore) {
   view.voters = view.decided_by = {idOf(0)};
   view.old_size = 3;
   view.outcomes.clear();
-  ASSERT_FALSE(cores_[3].isMute());
+  ASSERT_FALSE(cores_[3].isIsolated());
   const ElasticEffects effects = cores_[3].receive(idOf(0), withoutSecret(view));
   EXPECT_TRUE(effects.left_out);
   EXPECT_TRUE(effects.sends.empty());
-  EXPECT_TRUE(cores_[3].isMute());
+  EXPECT_TRUE(cores_[3].isIsolated());
   ElasticMessage question;
   question.kind = ElasticKind::kBehind;
   question.lineage = view.lineage;

@@ -123,7 +123,7 @@ TEST_F(StoreRule, AMemberThatHasMissedAViewIsLeftOutWhereTheStoreSaysSo) {
   lose(2, {0, 1});
   letStoreAnswer(2);
   EXPECT_EQ(cores_[2].state(), ElasticCore::State::kLeftOut);
-  EXPECT_TRUE(cores_[2].isMute());  // nobody can check that view's seal
+  EXPECT_TRUE(cores_[2].isIsolated());  // nobody can check that view's seal
 }
 
 TEST_F(StoreRule, TooFewMembersAreHopelessOnceTheStoreIsSeenToHaveDecidedNothing) {

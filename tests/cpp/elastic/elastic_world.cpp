@@ -425,7 +425,7 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
     if (j < 0 || j >= size() || dead(j) || isCut(i, j)) continue;
     links_.send({i, j}, std::move(message));
   }
-  if (effects.left_out && core(i).isMute()) endConnections(i);
+  if (effects.left_out && core(i).isIsolated()) endConnections(i);
   if (effects.witness) asking_[at].request = std::move(effects.witness);
   if (effects.new_view) {
     asked_[at] = 0;

@@ -30,22 +30,22 @@ std::vector<MemberId> ranksOf(size_t size) {
 struct Outspread {
   explicit Outspread(size_t size, bool relayed) {
     const std::vector<MemberId> ranks = ranksOf(size);
-    std::map<MemberId, std::vector<Leg>> legs;
+    std::map<MemberId, std::vector<Hop>> hops;
     std::map<MemberId, size_t> told;
     for (const MemberId& id : ranks) {
-      legs[id] = legsOf(ranks, id, relayed);
+      hops[id] = hopsOf(ranks, id, relayed);
       known[id].insert(id);
     }
     for (bool moved = true; moved;) {
       moved = false;
       for (const MemberId& id : ranks) {
-        if (told[id] == legs[id].size()) continue;
-        const Leg& leg = legs[id][told[id]];
+        if (told[id] == hops[id].size()) continue;
+        const Hop& hop = hops[id][told[id]];
         const bool ready =
-            std::all_of(leg.about.begin(), leg.about.end(),
+            std::all_of(hop.about.begin(), hop.about.end(),
                         [&](const MemberId& one) { return known[id].contains(one); });
         if (!ready) continue;
-        known[leg.to].insert(leg.about.begin(), leg.about.end());
+        known[hop.to].insert(hop.about.begin(), hop.about.end());
         ++told[id];
         ++messages;
         moved = true;

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -10,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -340,6 +342,24 @@ TEST(CommApi, CHasTheLogToo) {
 template <typename Enum>
 Enum numbered(int number) {
   return static_cast<Enum>(number);  // NOLINT(clang-analyzer-optin.core.EnumCastOutOfRange)
+}
+
+TEST(CommApi, ReadsTheVariableOfSharedMemory) {
+  const char* const variable = "TORCHFT_EXT_SHARED_MEMORY";
+  const char* before = std::getenv(variable);
+  const std::string restored = before == nullptr ? "" : before;
+  ::setenv(variable, "maybe", 1);
+  EXPECT_THROW(Comm(), std::invalid_argument);
+  ::setenv(variable, "0", 1);
+  Comm one;
+  Comm other;
+  restored.empty() ? ::unsetenv(variable) : ::setenv(variable, restored.c_str(), 1);
+  const auto store = makeMemoryStore();
+  std::thread beside([&] { other.configure(store, "over sockets", 1, 2); });
+  one.configure(store, "over sockets", 0, 2);
+  beside.join();
+  EXPECT_EQ(one.stats().why_over_sockets,
+            "this rank has turned off shared memory, or local sockets");
 }
 
 TEST(CommApi, CHasTimeoutStatsAndWholeErrors) {
