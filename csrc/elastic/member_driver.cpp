@@ -133,6 +133,7 @@ MemberNetwork::Events MemberDriver::events() {
                              const std::string& payload) { onMessage(from, header, payload); };
   events.on_connected = [this](const MemberId& id) {
     if (!core) return;
+    unreachable.erase(id);
     carryOut(core->connected(id));
     client.connectedAgain(id);
   };
@@ -297,8 +298,9 @@ void MemberDriver::noteCut(const std::set<MemberPair>& pairs) {
   holdBack();
 }
 
-void MemberDriver::noteBroken(const MemberId& unreachable) {
-  const Member other = network->memberOf(unreachable);
+void MemberDriver::noteBroken(const MemberId& id) {
+  if (!unreachable.insert(id).second) return;  // it is told again and again
+  const Member other = network->memberOf(id);
   tellKeptApart(admission.hasBroken(core->self(), other, Clock::now()),
                 "have lost each other again");
   holdBack();
@@ -388,6 +390,8 @@ void MemberDriver::loseWay(const MemberId& id) {
 void MemberDriver::onNewView() {
   const View& now = core->view();
   sole_holders.beginView();
+  std::erase_if(unreachable,
+                [all = core->everybody()](const MemberId& id) { return !all.contains(id); });
   if (now.has(core->self().id)) network->enterView(now);
   for (const Member& member : now.members) network->introduce(member);
   server.begin(now);

@@ -87,7 +87,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void stopForming(const MemberId& lost, const std::string& how);
   // These pairs of a view's members could not connect, and the view came to nothing for that.
   void noteCut(const std::set<MemberPair>& pairs);
-  void noteBroken(const MemberId& unreachable);
+  void noteBroken(const MemberId& id);
   void tellKeptApart(const std::string& hosts, const std::string& why) const;
   // Of a newcomer: probes to those that it has to reach; and where it has waited for long, a line
   // in the log that says whom it does not reach.
@@ -136,6 +136,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   bool ending = false;
   bool forming = false;
   std::set<MemberId> gone_soon;
+  std::set<MemberId> unreachable;  // and not connected again since
   SoleHolders sole_holders;
   Admission admission;
   WayProbes ways;

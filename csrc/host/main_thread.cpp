@@ -4,6 +4,7 @@
 
 #include "base/main_thread_waits.h"
 #include "base/mutex.h"
+#include "include/torchft_ext/failure.h"
 #include "liveness/process_state.h"
 
 namespace torchft_ext {

@@ -114,7 +114,8 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
             const py::object& limit, const py::object& timeout,
             const std::optional<std::string>& interface,
             const std::optional<std::string>& port_range, const std::vector<std::string>& members,
-            const std::string& key, const std::string& listen, const LeaveFlag& leaving) {
+            const std::string& key, const std::string& listen, const LeaveFlag& leaving,
+            const py::object& backoff) {
   ElasticJobOptions options;
   options.address = address;
   options.size = size;
@@ -127,6 +128,7 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   options.members = members;
   options.key = key;
   options.listen = listen;
+  if (!backoff.is_none()) options.backoff = limitOf("elastic.join: backoff", backoff);
   const auto within = limitOf("elastic.join: timeout", timeout);
   const py::gil_scoped_release no_gil;
   return endingWithoutGil(ElasticJob::join(options, within, leaving.told));
@@ -220,7 +222,8 @@ void bind_elastic(py::module_& module) {
       .def_static("join", &join, py::arg("address"), py::kw_only(), py::arg("size"),
                   py::arg("min_size"), py::arg("max_size"), py::arg("store_rule"), py::arg("limit"),
                   py::arg("timeout"), py::arg("interface"), py::arg("port_range"),
-                  py::arg("members"), py::arg("key"), py::arg("listen"), py::arg("leaving"))
+                  py::arg("members"), py::arg("key"), py::arg("listen"), py::arg("leaving"),
+                  py::arg("backoff") = py::none())
       .def("interface_name", &ElasticJob::interfaceName)
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backends"), NoGil())

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "c10d/group/environment.h"
 #include "c10d/group/host_options.h"
 #include "c10d/group/options.h"
 #include "host/shared_environment.h"

@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torchft_ext import elastic
+from torchft_ext import _C, elastic
 
 SAMPLES = 1000
 BATCH = 4
 DIGEST_EVERY = 25  # steps
 LIMIT = timedelta(seconds=1)  # a member silent for so long is left out
-TIMEOUT = timedelta(seconds=80)  # who was cut off from a member is taken in a minute later
+BACKOFF = timedelta(seconds=2)  # a minute, as in earnest, would be most of a short soak
+TIMEOUT = timedelta(seconds=80)
 STEP_TIMEOUT = timedelta(seconds=2)  # a member whose program hangs for so long is left out
 
 
@@ -127,6 +129,11 @@ class Training:
     def shard(self) -> int:
         place = None if self.replicas is None else self.replicas.place
         return 0 if place is None else place.shard
+
+
+setattr(  # noqa: B010 - a static method
+    _C._ElasticJob, "join", staticmethod(partial(_C._ElasticJob.join, backoff=BACKOFF))
+)
 
 
 def net() -> nn.Module:

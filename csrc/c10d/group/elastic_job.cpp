@@ -206,6 +206,7 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options, M
   }
   if (!options.members.empty()) chosen.listed = listOf(options.members);
   chosen.key = options.key;
+  chosen.backoff = options.backoff;
   job->name_ = chosen.job;
   chosen.on_stopped = [weak = std::weak_ptr<ElasticJob>(job)](uint64_t view,
                                                               const std::string& why) {

@@ -18,6 +18,7 @@
 #include "base/fork.h"
 #include "base/mutex.h"
 #include "c10d/group/ft_backend.h"
+#include "elastic/admission.h"
 #include "elastic/elastic_member.h"
 #include "elastic/job_inquiry.h"
 #include "elastic/standstill.h"
@@ -36,7 +37,9 @@ struct ElasticJobOptions {
   int max_size = 65536;
   bool store_rule = false;
   std::chrono::milliseconds limit{5000};  // a member that is silent for so long is left out
-  FtOptions network;                      // interface and ports
+  // So long no process of a host is taken in whose link to a member's host is cut.
+  std::chrono::milliseconds backoff = Admission::kBackoff;
+  FtOptions network;  // interface and ports
 };
 
 class ElasticJob {
