@@ -20,7 +20,7 @@ LIMIT = 60.0  # seconds
 WATCHED_S = 2.0
 CUT_S = 4.0  # and up again for as long
 STEP_S = 0.005
-FLAPS = 3
+FLAPS = 4
 WHOLE_MTU, SMALL_MTU = 1500, 576  # bytes
 UNREACHED = "bytes get through to"  # what the process on the third host says
 
@@ -172,9 +172,9 @@ def flapping(hosts: Hosts) -> dict:
     hosts.begin(2)
     hosts.await_size(0, 3)
     undisturbed, _ = hosts.watch(0, WATCHED_S)
-    first = hosts.read(0)[1]
     rates = []
     for _ in range(FLAPS):
+        before = hosts.read(0)[1]
         hosts.network.cut_pair((1, 2))
         rates.append(hosts.watch(0, CUT_S)[0])
         hosts.network.cut_pair((1, 2), cut=False)
@@ -182,7 +182,7 @@ def flapping(hosts: Hosts) -> dict:
     return {
         "undisturbed": undisturbed,
         "disturbed": sorted(rates)[len(rates) // 2],
-        "views": hosts.read(0)[1] - first,
+        "views": hosts.read(0)[1] - before,  # of the last time
         "size": hosts.read(0)[2],
     }
 
