@@ -4,8 +4,8 @@
 
 #include "base/main_thread_waits.h"
 #include "base/mutex.h"
-#include "include/torchft_ext/failure.h"
 #include "liveness/process_state.h"
+#include "torchft_ext/failure.h"
 
 namespace torchft_ext {
 namespace {

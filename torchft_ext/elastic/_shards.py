@@ -5,7 +5,6 @@ DTensor is imported only where one is made: that module takes long.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +15,6 @@ __all__ = [
     "check_shard",
     "dress",
     "forget_meshes",
-    "import_early",
     "is_shard",
     "local_of",
     "placements_of",
@@ -45,12 +43,6 @@ def check_shard(path: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"{path}: expected a sharded tensor, found {placements_of(tensor)}")
 
 
-def import_early() -> None:
-    """Import what forget_meshes() needs: that takes some 0.3 s, which a recovery would lose."""
-    if "torch.distributed.tensor" in sys.modules:
-        importlib.import_module("torch.distributed.tensor.debug")
-
-
 def forget_meshes() -> None:
     """Make operations of DTensor forget the meshes that they have seen.
 
@@ -59,9 +51,12 @@ def forget_meshes() -> None:
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor import _redistribute, debug
+    from torch.distributed.tensor import DTensor, _redistribute
 
-    debug._clear_sharding_prop_cache()
+    # As torch.distributed.tensor.debug does it, whose import takes 0.3 s and needs numpy.
+    dispatcher: Any = DTensor._op_dispatcher
+    dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", _nothing)()
     # Private, and not in all versions: plans of redistributions, which hold meshes too.
     getattr(_redistribute, "clear_redistribute_planner_cache", _nothing)()
     for function in vars(_redistribute).values():

@@ -15,7 +15,7 @@ from torchft_ext.elastic._codec import Encoded, encode
 from torchft_ext.elastic._fingerprint import fingerprints
 from torchft_ext.elastic._refusal import Refusal
 from torchft_ext.elastic._sampler import BatchSampler
-from torchft_ext.elastic._shards import import_early, is_shard, local_of
+from torchft_ext.elastic._shards import is_shard, local_of
 
 __all__ = ["NO_LINEAGE", "State"]
 
@@ -113,7 +113,6 @@ class State:
             self._add(_name_of(value, self._objects), value)
         for name, value in named.items():
             self._add(name, value)
-        import_early()
 
     @property
     def names(self) -> tuple[str, ...]:
