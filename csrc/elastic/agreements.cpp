@@ -196,7 +196,7 @@ Agreements::Step Agreements::advance() {
   return step;
 }
 
-// What is due by now. One message where several hops say the same.
+// Sends what is due by now, in one message where several hops say the same.
 void Agreements::tell(uint64_t index, Round& round, Step& step) const {
   if (!round.votes.contains(self_)) return;
   const auto isKnown = [](const auto& known, const Hop& hop) {

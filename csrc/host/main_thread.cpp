@@ -1,7 +1,6 @@
 #include "host/main_thread.h"
 
-#include <unistd.h>
-
+#include "base/fork.h"
 #include "base/main_thread_waits.h"
 #include "base/mutex.h"
 #include "liveness/process_state.h"
@@ -35,10 +34,8 @@ class LastTurn {
   Duration age(uint64_t turns) {
     const auto now = Clock::now();
     const MutexLock lock(mutex_);
-    const pid_t pid = ::getpid();  // a forked child has another main thread
-    if (turns != turns_ || pid != pid_) {
+    if (turns != turns_) {
       turns_ = turns;
-      pid_ = pid;
       seen_ = now;
     }
     return now - seen_;
@@ -47,9 +44,10 @@ class LastTurn {
  private:
   Mutex mutex_;
   uint64_t turns_ GUARDED_BY(mutex_) = 0;
-  pid_t pid_ GUARDED_BY(mutex_) = 0;
-  Clock::time_point seen_ GUARDED_BY(mutex_);
+  Clock::time_point seen_ GUARDED_BY(mutex_) = Clock::now();
 };
+
+PerProcess<LastTurn> last_turn;  // a forked child has another main thread
 
 const char* wordsFor(MainThread state) {
   switch (state) {
@@ -80,11 +78,10 @@ std::string describe(const MainThreadNow& now) {
 }
 
 MainThreadNow mainThreadNow() {
-  static auto& last_turn = *new LastTurn;  // threads may outlive static objects
   if (mainThreadWaits()) return {MainThread::kWaits};
   const ThreadSample sample = sampleMainThread();
   MainThreadNow now{stateOf(sample.letter)};
-  const Duration age = last_turn.age(sample.turns);
+  const Duration age = last_turn.get().age(sample.turns);
   if (now.state == MainThread::kSleeps && sample.turns != 0) now.for_at_least = age;
   return now;
 }

@@ -1,5 +1,5 @@
-// What the environment says of collectives in shared memory. Of every engine on host memory: of
-// torch's groups, of C++ and C programs, and of children, which inherit it.
+// Environment variables for collectives in shared memory. Every engine on host memory reads them:
+// that of torch's groups, of C++ and C programs, and of child processes, which inherit them.
 //   TORCHFT_EXT_SHARED_MEMORY        0 or 1: whether they share
 //   TORCHFT_EXT_SHARED_MEMORY_PLANS  a file: the table of plans (docs/shared_memory.md)
 #pragma once

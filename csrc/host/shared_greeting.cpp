@@ -44,9 +44,10 @@ std::string SharedGreeting::whyNotFor(const Roster& roster, int rank) {
   if (roster.members.size() > kMostSharing)
     return "there are more than " + std::to_string(kMostSharing) + " ranks";
   const int without = firstWithout(roster).value_or(rank);
-  const std::string who = without == rank ? "this rank" : "rank " + std::to_string(without);
+  const bool is_own = without == rank;
+  const std::string who = is_own ? "this rank" : "rank " + std::to_string(without);
   if (roster.members[static_cast<size_t>(without)].shares_memory)
-    return who + " is on another host";
+    return who + (is_own ? " has no Unix socket" : " is on another host, or has no Unix socket");
   return who + " has turned off shared memory, or local sockets";
 }
 
